@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from kcal.threads import map_blocks
+
+BLOCK, PART = 1024, 32 * 1024
+"""Queries and points of a block, and points that a thread sums."""
+
 
 def broadcast_posteriors(
     queries: torch.Tensor, points: torch.Tensor, one_hot: torch.Tensor, bandwidth: float, batch: int = 64
@@ -26,18 +31,25 @@ def cdist_posteriors(
     return sums / sums.sum(dim=1, keepdim=True)
 
 
-def bare_product(left: torch.Tensor, right: torch.Tensor, support_block: int, query_block: int) -> None:
-    """Do only the matrix products of the kernel sums, block by block into one buffer."""
-    buffer = left.new_empty(support_block * query_block)
-    for rows in left.split(support_block):
-        for start in range(0, right.shape[1], query_block):
-            columns = right[:, start : start + query_block]
-            block = buffer[: rows.shape[0] * columns.shape[1]].view(rows.shape[0], columns.shape[1])
-            torch.mm(rows, columns, out=block)
+def bare_sums(queries: torch.Tensor, points: torch.Tensor, codes: torch.Tensor, n_classes: int) -> None:
+    """Do only the product, the powers of 2 and the class sums, in blocks; threads share the queries or the points.
 
+    The exponents are those of queries and points as they are given: small ones, for which no shift is needed.
+    """
+    right = queries.T.contiguous()
 
-def bare_exponential(exponents: torch.Tensor, n_elements: int) -> None:
-    """Do only the exponentials, over as many elements, from one block into another."""
-    buffer = torch.empty_like(exponents)
-    for _ in range(-(-n_elements // exponents.numel())):
-        torch.exp(exponents, out=buffer)
+    def add(columns: torch.Tensor, rows: slice) -> torch.Tensor:
+        sums, buffer = columns.new_zeros(n_classes, columns.shape[1]), columns.new_empty(BLOCK, columns.shape[1])
+        for start in range(rows.start, rows.stop, BLOCK):
+            left = points[start : min(start + BLOCK, rows.stop)]
+            block = torch.mm(left, columns, out=buffer[: len(left)]).exp2_()
+            sums.index_add_(0, codes[start : start + len(left)], block)
+        return sums
+
+    columns = torch.split(right, BLOCK, dim=1)
+    parts = [slice(start, min(start + PART, len(points))) for start in range(0, len(points), PART)]
+    if len(parts) > len(columns):
+        for some in columns:
+            map_blocks(lambda rows, some=some: add(some, rows), parts, right.device)
+    else:
+        map_blocks(lambda some: [add(some, rows) for rows in parts], columns, right.device)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.clusters import peak_memory, processor_seconds, small_cluster, worker_pids
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice
+from kcal.calibrators.bandwidth_choice import BandwidthChoice
 from kcal.distributed import ShardedKCal
-from kcal.kernels import MAX_PREDICTED, SampledLeaveOutLoss, sort_support
+from kcal.kernels import MAX_PREDICTED, LeaveOutLoss, sort_support
 from kcal.threads import one_thread
 
 N_POINTS, DIMENSION, CLASSES, N_FILES, N_QUERIES = 5_000_000, 32, 10, 10, 1_000
@@ -78,7 +78,7 @@ def plain_search(console: Console, n_points: int, n_predicted: int) -> None:
     points, labels = make_points(n_points, 0)
     support = sort_support(torch.from_numpy(points), torch.from_numpy(labels), CLASSES)
     with one_thread(), torch.inference_mode():
-        start, loss = time.process_time(), SampledLeaveOutLoss(support, n_predicted=n_predicted)
+        start, loss = time.process_time(), LeaveOutLoss(support, n_predicted=n_predicted)
         curve = BandwidthChoice().search(loss, mean_square=support.mean_square, progress=False)
         processor = time.process_time() - start
     cost = 1e9 * processor / (n_points * n_predicted * len(curve.losses))

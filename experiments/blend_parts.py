@@ -18,12 +18,12 @@ import typer
 from experiments.cell_tables import PLACE, by_split, means
 from experiments.cells import PROTOCOLS, Chosen, Folder, Out, Sizes, Splits, check_sizes, run
 from experiments.output import LOG_LOSS
-from kcal import KCalBlend, TemperatureScaling
+from kcal import KCalBlend
 from kcal.benchmark import check_tasks, read_tasks
 from kcal.benchmark.methods import BENCHMARK_METHODS
 from kcal.calibrators.blend import fitting, model, network
+from kcal.calibrators.refit import RidgeModel
 from kcal.calibrators.registry import Method
-from kcal.calibrators.ridge import RidgeModel
 from kcal.cli.messages import readable_messages
 from kcal.files import write_whole
 from kcal.progress import show_progress
@@ -35,8 +35,8 @@ def scaled_network(
     samples: Any, points: torch.Tensor, scores: torch.Tensor, temperature: float, index: Any, *_: Any
 ) -> tuple[RidgeModel, torch.Tensor]:
     """Return the scaled network in place of the refitted layer."""
-    weights = torch.zeros(points.shape[1], scores.shape[1], dtype=torch.float64)
-    refit = RidgeModel(factor=1 / temperature, penalty=np.inf, weights=weights, bias=weights.new_zeros(scores.shape[1]))
+    refit = RidgeModel(n_features=points.shape[1], n_classes=scores.shape[1])
+    refit.fill(factor=1 / temperature, penalty=np.inf)
     return refit, torch.log_softmax(scores[index] / temperature, dim=1)
 
 
@@ -58,9 +58,8 @@ CHANGES: dict[str, Changes] = {
     "pool": [(fitting, "fit_pool", fixed(1, 0, 0))],
     "mixture": [(fitting, "fit_mixture", fixed(1, 0, 0, 0))],
     "class-factors": [(network, "STRENGTHS", network.STRENGTHS[-1:])],
-    "temperatures": [],
+    "temperatures": [(network, "LOG_TEMPERATURES", torch.zeros(1, dtype=torch.float64))],  # around the fitted one
     "small-background": [(fitting, "POOL_SHARE", 1.0)],
-    "group-efficiency": [(fitting, "group_efficiency", lambda *_: 1.0)],
 }
 
 
@@ -72,20 +71,15 @@ class PartialBlend(KCalBlend):
 
     def fit(self, X: Any, y: Any, *, logits: Any = None, **inputs: Any) -> Self:
         """Fit without the part."""
-        self._changes = list(CHANGES[self.without])
-        if self.without == "temperatures":
-            temperature = TemperatureScaling().fit(logits, y).temperature_
-            grid = torch.tensor([temperature], dtype=torch.float64).log()
-            self._changes.append((network, "LOG_TEMPERATURES", grid))
         with ExitStack() as stack:
-            for change in self._changes:
+            for change in CHANGES[self.without]:
                 stack.enter_context(patch.object(*change))
             return super().fit(X, y, logits=logits, **inputs)
 
     def predict_proba(self, X: Any, **inputs: Any) -> Any:
         """Predict without the part."""
         with ExitStack() as stack:
-            for change in self._changes:
+            for change in CHANGES[self.without]:
                 stack.enter_context(patch.object(*change))
             return super().predict_proba(X, **inputs)
 

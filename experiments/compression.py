@@ -17,7 +17,7 @@ from kcal.benchmark.results import TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import predict_on
-from kcal.support import REDUCTIONS
+from kcal.calibrators.reduction import METHODS
 
 SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Support points per sample."""
@@ -53,7 +53,7 @@ def variants(setting: TaskSetting) -> Mapping[str, Variant]:
 
     return {
         ALL: measure(full),
-        **{name_of(method, share): compressed(method, share) for method in REDUCTIONS for share in SHARES},
+        **{name_of(method, share): compressed(method, share) for method in METHODS for share in SHARES},
         MERGED: measure(merged),
         WITHIN: measure(lambda split: full(split).compress(max_loss_increase=0.005)),
     }
@@ -107,7 +107,7 @@ def panel_of(label: str, by_variant: Mapping[str, Measured], metric: str) -> Pan
     scale = TABLE_METRICS[metric].scale
     lines = [
         spread_line(method, SHARES, [by_variant[name_of(method, share)][metric] for share in SHARES], scale)
-        for method in REDUCTIONS
+        for method in METHODS
     ]
     lines.append(level_line(ALL, SHARES, scale * by_variant[ALL][metric].mean()))
     axis = "support points per sample"

@@ -81,8 +81,8 @@ def main(
         logits = (LOGIT_SCALE * network.decision_function(rows)).astype(np.float32)
         parts[name] = {"embeddings": rows, "logits": logits, "labels": classes}
     methods = {"ts": TemperatureScaling(), "svs": StructuredVectorScaling(), "kcal-blend": KCalBlend()}
-    rows = {name: measure(method, **parts) for name, method in methods.items()}
-    typer.echo(pandas.DataFrame.from_dict(rows, orient="index").round(4).to_string())
+    table = {name: measure(method, **parts) for name, method in methods.items()}
+    typer.echo(pandas.DataFrame.from_dict(table, orient="index").round(4).to_string())
 
 
 if __name__ == "__main__":

@@ -83,11 +83,9 @@ class Arrivals:
         return values | {"sizes": [float(size) for size in self.sizes], "searches": float(searches)}
 
     def stream(self) -> Values:
-        """Measure one calibrator that all samples are added to; the first snapshot of a size is part of its time."""
+        """Measure one calibrator that all samples are added to; building its model at each size is part of its time."""
         calibrator = self.calibrator()
-        return self.measure(
-            lambda last, size: calibrator.partial_fit(**self.samples(last, size)).frozen(complete=False)
-        )
+        return self.measure(lambda last, size: calibrator.partial_fit(**self.samples(last, size)).refresh())
 
     def fresh(self) -> Values:
         """Measure a calibrator that is fitted anew at every size."""

@@ -21,7 +21,6 @@ from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.projection import FastRecipe
 from kcal.projection.episodes import ClassIndex, proportional_counts
-from kcal.projection.objective import episode_losses
 
 PER_CLASS = 20
 """Background samples of each class, as in the paper."""
@@ -133,9 +132,10 @@ def estimate(
     """Return the gradient of the mean loss of some training samples, (n_parameters,), and the loss of each."""
     module = deepcopy(source).eval().requires_grad_(True)
     embeddings, codes = torch.from_numpy(task.train.embeddings), torch.from_numpy(task.train.labels)
-    weights = torch.as_tensor(log_weights, dtype=embeddings.dtype)
     points, others = module(embeddings[queries]), module(embeddings[background])
-    losses, _ = episode_losses(points, others, codes[queries], codes[background], weights)
+    exponents = -torch.cdist(points, others).square() / (2 * points.shape[1]) + torch.from_numpy(log_weights).to(points)
+    own = torch.where(codes[queries][:, None] == codes[background], exponents, -torch.inf)
+    losses = torch.logsumexp(exponents, dim=1) - torch.logsumexp(own, dim=1)
     gradients = torch.autograd.grad(losses.mean(), list(module.parameters()), allow_unused=True)
     flat = [gradient.double().flatten().numpy() for gradient in gradients if gradient is not None]
     return np.concatenate(flat), losses.detach().double().numpy()

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from calibrator_checks import fit, quick
-from kcal.calibrators import METHODS, Calibrator
-from kcal.calibrators.modules import PredictionModule
+from kcal.calibrators import METHODS, Calibrator, PredictionModule
 from synthetic import Problem, make_problem
 
 CHEAP: dict[str, dict[str, Any]] = {
@@ -53,14 +52,6 @@ def query_rows(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.
 def inputs_of(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> Inputs:
     """Return the arguments of the module: None for what the method does not use."""
     return (None if calibrator.inputs == "logits" else embeddings), (logits if calibrator.needs_logits_ else None)
-
-
-def predicted(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return the calibrator's own probabilities."""
-    rows, scores = inputs_of(calibrator, embeddings, logits)
-    extra = {"logits": scores} if rows is not None and scores is not None else {}
-    probabilities: torch.Tensor = calibrator.predict_proba(scores if rows is None else rows, **extra)
-    return probabilities
 
 
 def first_rows(inputs: Inputs, size: int) -> Inputs:

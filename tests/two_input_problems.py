@@ -45,3 +45,9 @@ def brute_force_temperature(logits: Any, labels: Any, weights: Any = None) -> fl
 
 def unit(rows: Any) -> Any:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def random_weights(n: int, seed: int) -> NDArray[Any]:
+    """Return weights of mean 1, (n,)."""
+    weights = np.random.default_rng(seed).uniform(0.5, 2.0, n)
+    return np.asarray(weights / weights.mean())

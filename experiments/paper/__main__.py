@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 
 from experiments.__main__ import Commands
-from experiments.paper.commands import embed, results, train
+from experiments.paper.commands import bench, embed, results, train
 from experiments.paper.prepare import prepare
 
-COMMANDS = (prepare, train, embed, results)
+COMMANDS = (prepare, train, embed, bench, results)
 """Functions with their options; a function's name is its command, its docstring the help."""
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""The commands ``train``, ``embed`` and ``results`` of ``python -m experiments.paper``."""
+"""The commands ``train``, ``embed``, ``bench`` and ``results`` of ``python -m experiments.paper``."""
 
 from __future__ import annotations
 
@@ -106,6 +106,28 @@ def finished(checkpoint: Checkpoint, path: Path) -> Checkpoint:
         remedy = "Run the command train again: it goes on."
         raise InvalidInputError("run", f"must have all {n_epochs} epochs", got=f"{done} in {path}", remedy=remedy)
     return checkpoint
+
+
+def bench(
+    tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="Folder of tasks.")],
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Those of kcal bench, and dircal-paper.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="A run that was stopped resumes.")],
+    splits: Annotated[int, typer.Option(min=1, help="Random splits per task.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the splits.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods on tasks as kcal bench does; dircal-paper, Dirichlet calibration as published, is among them."""
+    from experiments.paper.dirichlet import in_parallel_with_method
+    from kcal.benchmark import Plan, Results, check_tasks, read_tasks, run
+    from kcal.benchmark.output import write_results
+    from kcal.progress import show_progress
+
+    plan = Plan(tuple(methods.split(",")), splits, seed, jobs)
+    check_tasks(tasks)
+    with show_progress(quiet) as progress:
+        measured = run(read_tasks(tasks), plan, out, progress=progress, parallel=in_parallel_with_method)
+    write_results(Results.of(measured, plan.methods), plan, out)
 
 
 def results(

@@ -119,10 +119,10 @@ def map_blocks(function: Callable[[Block], Result], blocks: Sequence[Block], dev
     if n_threads <= 1:
         with _limited(1):
             return [function(block) for block in blocks]
-    grad_enabled = torch.is_grad_enabled()
+    grad_enabled, is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     def compute(block: Block) -> Result:
-        with torch.set_grad_enabled(grad_enabled):
+        with torch.inference_mode(is_inference), torch.set_grad_enabled(grad_enabled):
             return function(block)
 
     futures = [_pool(n_threads).submit(compute, block) for block in blocks]

@@ -12,24 +12,24 @@ import pytest
 from scipy.special import softmax
 
 from kcal import KCalBlend
-from kcal.calibrators import fit_on
+from kcal.calibrators import fit_on, predict_on
+from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
-from quick_blend import blend_of
 
 
-def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
+def test_logits_are_needed_or_refused_as_at_the_fit(problem: Any) -> None:
     x, y, z = problem.embeddings, problem.labels, problem.logits
     with_logits = KCalBlend().fit(x, y, logits=z)
     without = KCalBlend().fit(x, y)
-    with pytest.raises(InvalidInputError, match="fitted with logits; pass logits="):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         with_logits.predict_proba(problem.test_embeddings)
-    with pytest.raises(InvalidInputError, match="fitted without logits"):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         without.predict(problem.test_embeddings, logits=problem.test_logits)
-    with pytest.raises(InvalidInputError, match="a row for each row of X, 600 of them; got 599"):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[1:])
-    with pytest.raises(InvalidInputError, match="logits"):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         with_logits.predict_proba(problem.test_embeddings, logits=problem.test_logits[:, :2])
-    with pytest.raises(InvalidInputError, match="a row for each row of X"):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         KCalBlend().fit(x, y, logits=z[1:])
     broken = z.copy()
     broken[3, 1] = np.nan
@@ -39,20 +39,13 @@ def test_logits_are_asked_for_or_refused_as_at_the_fit(problem: Any) -> None:
         without.predict_proba(x)
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"folds": 1}, "folds must be"),
-        ({"prior": [0.5, 0.5]}, "prior must have one entry per class"),
-        ({"representation": "odds"}, "representation must be"),
-    ],
-)
-def test_bad_parameters_are_refused(problem: Any, parameters: Any, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        KCalBlend(**parameters).fit(problem.embeddings, problem.labels, logits=problem.logits)
+@pytest.mark.parametrize(("name", "value"), [("folds", 1), ("prior", [0.5, 0.5]), ("representation", "odds")])
+def test_bad_parameters_are_refused(problem: Any, name: str, value: Any) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{name} "):
+        KCalBlend(**{name: value}).fit(problem.embeddings, problem.labels, logits=problem.logits)
 
 
-def test_the_score_is_the_accuracy(problem: Any) -> None:
+def test_score_is_the_accuracy(problem: Any) -> None:
     blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
     right = blend.predict(problem.test_embeddings, logits=problem.test_logits) == problem.test_labels
     assert blend.score(problem.test_embeddings, problem.test_labels, logits=problem.test_logits) == right.mean()
@@ -97,24 +90,16 @@ def test_probabilities_as_logits_when_told(problem: Any) -> None:
 
 
 def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: Any) -> None:
-    state = blend_of(problem).state()
-    for name in (
-        "formula.exponents",
-        "formula.shares",
-        "formula.frequencies",
-        "formula.network.factors",
-        "formula.refit.bias",
-        "estimate.support.points",
-        "estimate.support.codes",
-    ):
-        with pytest.raises(FileFormatError, match="stored"):
-            KCalBlend.from_state(replace(state, tensors=state.tensors | {name: state.tensors[name][..., :-1]}))
+    state = KCalBlend(head=(problem.logits[:3] @ np.ones((3, 6)), None)).fit(problem.embeddings, problem.labels).state()
+    parts = ("exponents", "mixture", "frequencies", "network.factors", "refit.bias", "head.weight", "estimate.points")
+    for name in (f"model.{part}" for part in parts):
+        tensor = state.tensors[name]
+        for damaged in (tensor[..., :-1], tensor.half()):
+            with pytest.raises(FileFormatError, match=name.rpartition(".")[2]):
+                KCalBlend.from_state(replace(state, tensors=state.tensors | {name: damaged}))
 
 
-def test_the_dispatcher_hands_it_both(problem: Any) -> None:
-    from kcal.calibrators import predict_on
-    from kcal.embeddings import ClassifierOutputs
-
+def test_dispatcher_hands_it_both(problem: Any) -> None:
     both = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
     fitted = fit_on(KCalBlend(), both)
     found = predict_on(fitted, ClassifierOutputs(problem.test_embeddings, problem.test_logits))
@@ -128,6 +113,6 @@ def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:
     table = pd.DataFrame(problem.logits, columns=["a", "b", "c"])
     blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=table)
     other = pd.DataFrame(problem.test_logits, columns=["b", "a", "c"])
-    with pytest.raises(InvalidInputError, match="in the same order: a, b, c; got b, a, c"):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         blend.predict_proba(problem.test_embeddings, logits=other)
     blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)

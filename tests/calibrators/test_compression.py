@@ -1,7 +1,8 @@
-"""A fitted KCal or blend with a smaller support: its size, its bandwidth, and everything that must keep working."""
+"""A fitted KCal or blend with a smaller support: its points, its size, its bandwidth, and what must keep working."""
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
 
 import kcal
 from kcal import KCal, KCalBlend, KCalLogits
-from kcal.calibrators.kcal.compression import CompressionOptions
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import negative_log_likelihood
-from kcal.support import REDUCTIONS, Reduction
+from kcal.samples import code_groups, cross_folds
+
+METHODS = ("kmeans", "kernel-thinning", "herding", "random")
+THINNING = METHODS[1:]
 
 
 @pytest.fixture(scope="module")
@@ -37,93 +43,196 @@ def fitted(problem: Any) -> KCal:
     return KCal(projection="unit", smoothing=0.0).fit(problem.x, problem.y, ids=np.arange(len(problem.y)))
 
 
+def points_of(calibrator: KCal) -> tuple[Any, Any, Any]:
+    """Return the support points of a calibrator, their classes and weights."""
+    support = calibrator.model_.support
+    weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.exp()
+    return support.points.numpy(), support.codes.numpy(), weights.double().numpy()
+
+
+def kernel_between(queries: Any, points: Any, b: float) -> Any:
+    squares = ((queries[:, None] - points[None]) ** 2).sum(axis=2)
+    return np.exp(-squares / (2 * points.shape[1] * b**2))
+
+
 def gaussian_posteriors(queries: Any, points: Any, codes: Any, weights: Any, b: float, n_classes: int) -> Any:
-    """Return class probabilities by a double loop."""
-    result = np.zeros((len(queries), n_classes))
-    for i, query in enumerate(queries):
-        for point, code, weight in zip(points, codes, weights, strict=True):
-            result[i, code] += weight * np.exp(-((query - point) ** 2).sum() / (2 * len(query) * b**2))
-    return result / result.sum(axis=1, keepdims=True)
+    """Return class probabilities by dense sums."""
+    sums = (kernel_between(queries, points, b) * weights) @ np.eye(n_classes)[codes]
+    return sums / sums.sum(axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("method", list(REDUCTIONS))
-def test_predictions_are_the_sums_over_the_smaller_support(fitted: KCal, problem: Any, method: str) -> None:
+# Points
+
+
+def random_fit(seed: int, n: int, **parameters: Any) -> tuple[KCal, Any, Any, Any]:
+    """Return a KCal over random points of the classes 0, 1 and 3 of four, with its points, labels and weights."""
+    generator = np.random.default_rng(seed)
+    labels = np.concatenate([[0, 1, 3], generator.choice([0, 1, 3], n - 3, p=[0.6, 0.3, 0.1])])
+    rows, weights = labels[:, None] + generator.normal(size=(n, 3)), generator.uniform(0.1, 3.0, n)
+    calibrator = KCal(projection="identity", progress=False, seed=seed, **{"bandwidth": 0.7, **parameters})
+    calibrator.fit(rows, labels, sample_weight=weights, classes=range(4))
+    return calibrator, rows, labels, weights
+
+
+@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(5, 60), st.integers(3, 70), st.sampled_from(METHODS), st.integers(1, 4))
+def test_weight_and_mean_of_every_class_are_kept(seed: int, n: int, size: int, method: str, smallest: int) -> None:
+    calibrator, rows, labels, weights = random_fit(seed, n)
+    options = {"min_cluster_size": smallest} if method == "kmeans" else {}
+    small = calibrator.compress(size, method=method, **options)
+    points, codes, kept = points_of(small)
+    factor = weights.sum() / kept.sum()
+    np.testing.assert_allclose(
+        factor * np.bincount(codes, kept, minlength=4), np.bincount(labels, weights, minlength=4), rtol=1e-12
+    )
+    assert len(points) <= size
+    if method == "kmeans":
+        for code in (0, 1, 3):
+            own, merged = labels == code, codes == code
+            np.testing.assert_allclose(
+                factor * kept[merged] @ points[merged], weights[own] @ rows[own], rtol=1e-10, atol=1e-12
+            )
+        counts = np.bincount(labels)
+        if small.compression_ is not None:
+            assert small.compression_.fewest >= min(smallest, counts[counts > 0].min())
+    else:
+        assert len(points) == min(size, n)
+        samples = {(label, *row) for label, row in zip(labels.tolist(), rows.tolist(), strict=True)}
+        found = {(code, *point) for code, point in zip(codes.tolist(), points.tolist(), strict=True)}
+        assert len(found) == len(points)
+        assert found <= samples
+
+
+@pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning", "ignore::kcal.MissingClassWarning")
+def test_duplicates_are_merged_into_one_point_each() -> None:
+    places, chosen = np.array([[0.0, 0.0], [5.0, 1.0], [9.0, 9.0]]), np.array([0, 1, 1, 2, 0, 1, 0])
+    weights, labels = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]), np.array([0] * 6 + [1])
+    calibrator = KCal(projection="identity", bandwidth=1.0).fit(places[chosen], labels, sample_weight=weights)
+    for size in (4, 5, 6):  # no more distinct points than four
+        points, codes, kept = points_of(calibrator.compress(size))
+        order = np.lexsort((points[:, 0], codes))
+        np.testing.assert_allclose(points[order], places[[0, 1, 2, 0]])
+        np.testing.assert_allclose(kept[order] / kept.sum(), np.array([6.0, 11.0, 4.0, 7.0]) / 28)
+
+
+def one_class(calibrator: KCal, rows: Any, labels: Any, weights: Any, size: int, method: str) -> Any:
+    """Return kernel, weights, rows that are kept and their weights, of the first class."""
+    points, codes, kept = points_of(calibrator.compress(size, method=method))
+    own = rows[labels == 0]
+    chosen = [int(np.flatnonzero((own == point).all(axis=1))[0]) for point in points[codes == 0]]
+    gram = kernel_between(own, own, calibrator.bandwidth_)
+    return gram, weights[labels == 0], chosen, kept[codes == 0] * (weights.sum() / kept.sum())
+
+
+def discrepancy(gram: Any, weights: Any, rows: Any, kept: Any) -> float:
+    """Return the squared distance of two kernel sums."""
+    difference = -np.array(weights, dtype=np.float64)
+    np.add.at(difference, np.asarray(rows), kept)
+    return float(difference @ gram @ difference)
+
+
+@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
+def test_herding_takes_the_best_next_point_each_time() -> None:
+    gram, weights, rows, kept = one_class(*random_fit(0, 40), 12, "herding")
+    shares, chosen = weights / weights.sum(), list[int]()
+    for row in rows:
+        others = [i for i in range(len(gram)) if i not in chosen]
+        scores = [shares @ gram[i] - sum(gram[i, s] for s in chosen) / (len(chosen) + 1) for i in others]
+        assert row == others[int(np.argmax(scores))]
+        chosen.append(row)
+    np.testing.assert_allclose(kept, weights.sum() / len(rows), rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
+@pytest.mark.parametrize(("size", "method", "share"), [
+    (1, "kernel-thinning", 0.0), (3, "kernel-thinning", 0.05), (3, "herding", 0.2)
+])  # fmt: skip
+def test_thinning_is_among_the_best_of_all_choices(size: int, method: str, share: float) -> None:
+    labels, ranks = np.array([0] * 12 + [1]), []
+    for seed in range(10):
+        rows = np.random.default_rng(seed).normal(size=(13, 2))
+        calibrator = KCal(projection="identity", bandwidth=0.7, progress=False).fit(rows, labels)
+        gram, weights, chosen, kept = one_class(calibrator, rows, labels, np.ones(13), size + 1, method)
+        losses = [discrepancy(gram, weights, choice, 12 / size) for choice in combinations(range(12), size)]
+        np.testing.assert_allclose(kept, 12 / size, rtol=1e-9)
+        ranks.append(np.mean(np.array(losses) < discrepancy(gram, weights, chosen, kept) - 1e-9))
+    assert np.mean(ranks) <= share
+
+
+@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
+def test_no_exchange_of_the_last_point_improves_kernel_thinning() -> None:
+    gram, weights, rows, kept = one_class(*random_fit(3, 40), 14, "kernel-thinning")
+    own = discrepancy(gram, weights, rows, kept)
+    for other in set(range(len(gram))) - set(rows):
+        assert own <= discrepancy(gram, weights, [*rows[:-1], other], kept) + 1e-12
+
+
+def test_thinning_is_closer_to_all_points_than_random_ones_also_in_parts_of_large_classes() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.array([0] * 2_500 + [1] * 900 + [2] * 900)
+    rows = 2.0 * np.eye(3)[labels] + generator.normal(size=(4_300, 3))
+    queries = rows[::7] + 0.3
+    calibrator = KCal(projection="identity", bandwidth=0.5, progress=False).fit(rows, labels)
+    exact = gaussian_posteriors(queries, rows, labels, np.ones(4_300), 0.5, 3)
+
+    def error(method: str) -> float:
+        parts = points_of(calibrator.compress(430, method=method))
+        return float(np.abs(gaussian_posteriors(queries, *parts, 0.5, 3) - exact).mean())
+
+    assert max(error("kernel-thinning"), error("herding")) < 0.7 * error("random")
+
+
+def test_many_clusters_are_almost_as_tight_as_those_of_one_kmeans() -> None:
+    rows = np.random.default_rng(0).normal(size=(6_001, 32)).astype(np.float32)
+    calibrator = KCal(projection="identity", bandwidth=1.0, progress=False).fit(rows, [0] * 6_000 + [1], classes=[0, 1])
+    points = points_of(calibrator.compress(1_000))[0]
+    assert abs(len(points) - 1_000) <= 20
+    whole = KMeans(1_000, n_init=1, max_iter=5, random_state=0).fit(rows).cluster_centers_
+
+    def scatter(centroids: Any) -> float:
+        return float(torch.cdist(torch.from_numpy(rows), torch.from_numpy(centroids)).amin(dim=1).square().mean())
+
+    assert scatter(points) < 1.15 * scatter(whole)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_predictions_are_sums_over_the_smaller_support(fitted: KCal, problem: Any, method: str) -> None:
     before = fitted.predict_proba(problem.test_x)
-    small = fitted.compress(30, method=method)
-    support = small.model_.support
-    assert small.support_size_ == len(support) <= 30
+    small, again = (fitted.compress(30, method=method) for _ in range(2))
+    points, codes, weights = points_of(small)
+    assert small.support_size_ == len(points) <= 30
     assert small.compression_.method == method
-    queries = problem.test_x[:6] / np.linalg.norm(problem.test_x[:6], axis=1, keepdims=True)
-    parts = (support.points.numpy(), support.codes.numpy(), support.log_weights.exp().numpy())
-    expected = gaussian_posteriors(queries, *parts, small.bandwidth_, 3)
-    np.testing.assert_allclose(small.predict_proba(problem.test_x[:6]), expected, atol=1e-9)
-    counts = np.bincount(problem.y)
-    np.testing.assert_allclose(np.bincount(parts[1], weights=parts[2]), counts, rtol=1e-12)
-    assert np.array_equal(fitted.predict_proba(problem.test_x), before)
+    queries = problem.test_x / np.linalg.norm(problem.test_x, axis=1, keepdims=True)
+    expected = gaussian_posteriors(queries, points, codes, weights, small.bandwidth_, 3)
+    np.testing.assert_allclose(small.predict_proba(problem.test_x), expected, atol=1e-9)
+    np.testing.assert_array_equal(again.predict_proba(problem.test_x), small.predict_proba(problem.test_x))
+    np.testing.assert_array_equal(fitted.predict_proba(problem.test_x), before)
     assert fitted.compression_ is None
 
 
-@pytest.mark.filterwarnings("ignore:The support has")
-def test_as_many_points_as_samples_change_nothing(fitted: KCal, problem: Any) -> None:
-    for size in (260, 1.0, 10**6):
-        same = fitted.compress(size)
-        assert np.array_equal(same.predict_proba(problem.test_x), fitted.predict_proba(problem.test_x))
-        assert same.bandwidth_ == fitted.bandwidth_
-        assert np.array_equal(same.ids_, fitted.ids_)
+# Size and bandwidth
 
 
-def test_the_loss_is_that_of_samples_predicted_from_the_merged_other_folds(fitted: KCal, problem: Any) -> None:
-    small = fitted.compress(12)
-    curve, model = small.bandwidth_curve_, fitted.model_
-    folded = CompressionOptions().folded(model, None)
-    points, codes = model.support.points.numpy(), model.support.codes.numpy()
-    assert np.array_equal(folded.predicted, np.arange(260))
-    for place in (0, len(curve.bandwidths) // 2):
-        total = 0.0
-        for fold in range(5):
-            others, own = np.flatnonzero(folded.folds != fold), np.flatnonzero(folded.folds == fold)
-            assert abs(len(own) - 52) <= 1
-            merged = Reduction()(folded.samples.rows(others), round(12 * len(others) / 260))
-            parts = (merged.points.numpy(), merged.codes, merged.weights)
-            probs = gaussian_posteriors(points[own], *parts, curve.bandwidths[place], 3)
-            total -= np.log(probs[np.arange(len(own)), codes[own]]).sum()
-        np.testing.assert_allclose(curve.losses[place], total / 260, rtol=1e-9)
-    assert curve.loss == curve.losses.min() == small.compression_.loss
+def out_of_fold_losses(
+    calibrator: KCal, rows: Any, labels: Any, size: int, bandwidth: float, groups: Any = None
+) -> Any:
+    """Return the log-loss of every sample from the other folds, compressed to the share that ``size`` is of all.
 
-
-def test_groups_are_never_merged_into_what_predicts_them(problem: Any) -> None:
-    calibrator = KCal(projection="unit").fit(problem.x, problem.y, groups=problem.groups)
-    folded = CompressionOptions().folded(calibrator.model_, problem.groups)
-    groups = problem.groups[calibrator.model_.support.order.numpy()]
-    for group in np.unique(groups):
-        assert len(np.unique(folded.folds[groups == group])) == 1
-    small = calibrator.compress(0.2)
-    assert small.model_.groups is None
-    assert small.bandwidth_curve_.n_folds == 5
-    with pytest.raises(InvalidInputError, match="groups must be left out"):
-        calibrator.compress(0.2, groups=problem.groups)
-
-
-def test_samples_without_weight_play_no_part(problem: Any) -> None:
-    weights = np.random.default_rng(1).uniform(0.2, 2.0, 260)
-    weights[::5] = 0.0
-    kept = weights > 0
-    whole = KCal(projection="unit").fit(problem.x, problem.y, sample_weight=weights).compress(20)
-    part = KCal(projection="unit").fit(problem.x[kept], problem.y[kept], sample_weight=weights[kept]).compress(20)
-    np.testing.assert_allclose(whole.predict_proba(problem.test_x), part.predict_proba(problem.test_x), atol=1e-9)
-
-
-def out_of_fold_losses(calibrator: KCal, size: int, bandwidth: float) -> Any:
-    """Return the log-loss of every sample from the other folds, merged to the share that ``size`` is of all."""
-    folded = CompressionOptions().folded(calibrator.model_, None)
-    points, codes, losses = folded.samples.points.numpy(), folded.samples.codes, np.empty(260)
+    Folds are those of the samples sorted by class.
+    """
+    order, n, n_classes = np.argsort(labels, kind="stable"), len(labels), labels.max() + 1
+    folds, losses = np.empty(n, dtype=int), np.empty(n)
+    folds[order] = cross_folds(labels[order], None if groups is None else groups[order], 5, 0)
     for fold in range(5):
-        others, own = np.flatnonzero(folded.folds != fold), np.flatnonzero(folded.folds == fold)
-        merged = Reduction()(folded.samples.rows(others), round(size * len(others) / 260))
-        squares = ((points[own][:, None] - merged.points.numpy()[None]) ** 2).sum(axis=2)
-        kernel = np.exp(-squares / (2 * points.shape[1] * bandwidth**2)) * merged.weights
-        sums = kernel @ np.eye(3)[merged.codes]
-        losses[own] = -np.log((sums / sums.sum(axis=1, keepdims=True))[np.arange(len(own)), codes[own]])
+        others, own = folds != fold, folds == fold
+        whole = KCal(projection=calibrator.projection, bandwidth=bandwidth, progress=False)
+        whole.fit(rows[others], labels[others])
+        share = max(round(size * others.sum() / n), n_classes)
+        parts = points_of(whole.compress(share) if share < others.sum() else whole)
+        queries = whole.projection_(torch.from_numpy(rows[own])).numpy()
+        probs = gaussian_posteriors(queries, *parts, bandwidth, n_classes)
+        losses[own] = -np.log(probs[np.arange(own.sum()), labels[own]])
     return losses
 
 
@@ -135,14 +244,27 @@ def rings(n_classes: int, n: int = 260) -> tuple[Any, Any]:
     return radii[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1), labels
 
 
-def test_the_smallest_size_within_a_loss_is_found() -> None:
-    fitted = KCal(projection="identity").fit(*rings(3))
-    full = out_of_fold_losses(fitted, 260, fitted.bandwidth_)
+def test_loss_is_that_of_samples_predicted_from_the_merged_other_folds(fitted: KCal, problem: Any) -> None:
+    small = fitted.compress(12)
+    curve = small.bandwidth_curve_
+    for place in (0, len(curve.bandwidths) // 2):
+        losses = out_of_fold_losses(fitted, problem.x, problem.y, 12, curve.bandwidths[place])
+        np.testing.assert_allclose(curve.losses[place], losses.mean(), rtol=1e-9)
+    assert curve.loss == curve.losses.min() == small.compression_.loss
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_smallest_size_within_a_loss_is_found(grouped: bool) -> None:
+    x, labels = rings(3)
+    groups = np.random.default_rng(0).integers(0, 40, 260) if grouped else np.arange(260)
+    fitted = KCal(projection="identity").fit(x, labels, groups=groups if grouped else None)
+    keys = {"groups": code_groups(groups)} if grouped else {}
+    full = out_of_fold_losses(fitted, x, labels, 260, fitted.bandwidth_, **keys)
 
     def increase(size: int) -> float:
-        """Return the relative increase of the loss, and its standard error on top."""
-        differences = out_of_fold_losses(fitted, size, fitted.compress(size).bandwidth_) - full
-        error = np.sqrt(((differences - differences.mean()) ** 2).sum()) / 260
+        """Return the relative increase of the loss, and its standard error by independent groups on top."""
+        differences = out_of_fold_losses(fitted, x, labels, size, fitted.compress(size).bandwidth_, **keys) - full
+        error = np.sqrt((np.bincount(groups, weights=differences - differences.mean()) ** 2).sum()) / 260
         return float((differences.mean() + error) / full.mean())
 
     increases = {size: increase(size) for size in (3, 6, 11, 20)}  # where the grid starts
@@ -152,6 +274,31 @@ def test_the_smallest_size_within_a_loss_is_found() -> None:
         within = [size for size in increases if increases[size] <= bound]
         assert found <= min(within, default=260)
         assert found > max((size for size in increases if size < min(within, default=260)), default=0)
+
+
+def test_groups_are_never_merged_into_what_predicts_them(problem: Any) -> None:
+    """Labels that depend on the group alone cannot be predicted from other groups."""
+    groups = np.repeat(np.arange(52), 5)
+    rows = 10.0 * np.random.default_rng(0).normal(size=(52, 4))[groups] + 0.01 * problem.x[:, :4]
+    labels = np.random.default_rng(1).integers(0, 2, 52)[groups]
+    losses = [
+        KCal(projection="identity", bandwidth=1.0).fit(rows, labels, groups=keys).compress(104).compression_.loss
+        for keys in (None, groups)
+    ]
+    assert losses[0] < 0.3 < 0.6 < losses[1]
+    small = KCal(projection="identity").fit(rows, labels, groups=groups)
+    assert small.compress(0.2).bandwidth_curve_.n_folds == 5
+    with pytest.raises(InvalidInputError, match="groups"):
+        small.compress(0.2, groups=groups)
+
+
+def test_samples_without_weight_play_no_part(problem: Any) -> None:
+    weights = np.random.default_rng(1).uniform(0.2, 2.0, 260)
+    weights[::5] = 0.0
+    kept = weights > 0
+    whole = KCal(projection="unit").fit(problem.x, problem.y, sample_weight=weights).compress(20)
+    part = KCal(projection="unit").fit(problem.x[kept], problem.y[kept], sample_weight=weights[kept]).compress(20)
+    np.testing.assert_allclose(whole.predict_proba(problem.test_x), part.predict_proba(problem.test_x), atol=1e-9)
 
 
 def test_merging_at_the_fit_takes_the_size_of_the_lowest_loss(fitted: KCal, problem: Any) -> None:
@@ -172,24 +319,10 @@ def test_all_samples_stay_where_merging_is_no_clear_gain() -> None:
     x, labels = rings(2, 200)
     kept = KCal(projection="identity", support="merged").fit(x, labels)
     assert kept.compression_ is None
-    assert kept.support_size_ == 200
     assert kept.leave_one_out_proba_.shape == (200, 2)
     merged = KCal(projection="identity", support="merged", min_cluster_size=3).fit(x, labels)
     assert 20 < merged.support_size_ <= 66
-
-
-def test_the_error_of_a_gain_is_that_of_independent_groups(problem: Any) -> None:
-    values = np.random.default_rng(0).normal(size=260)
-    for groups in (None, problem.groups):
-        model = KCal(projection="unit", bandwidth=0.1).fit(problem.x, problem.y, groups=groups).model_
-        folded = CompressionOptions().folded(model, groups)
-        mean, error = folded.reduced(CompressionOptions().reduction(model), 30).mean_and_error(values)
-        assert mean == pytest.approx(values.mean())
-        deviations = values - mean
-        if groups is not None:
-            ordered = groups[model.support.order.numpy()]
-            deviations = np.array([deviations[ordered == group].sum() for group in np.unique(groups)])
-        assert error == pytest.approx(np.sqrt((deviations**2).sum()) / 260)
+    assert merged.compression_.fewest >= 3
 
 
 def test_merging_keeps_a_given_bandwidth(problem: Any) -> None:
@@ -198,20 +331,23 @@ def test_merging_keeps_a_given_bandwidth(problem: Any) -> None:
     assert merged.support_size_ < 260
 
 
-def test_clusters_have_the_smallest_size_that_was_asked_for(fitted: KCal, problem: Any) -> None:
-    merged = KCal(projection="unit", support="merged", min_cluster_size=12).fit(problem.x, problem.y)
-    assert merged.compression_.fewest >= 12
-    assert merged.support_size_ <= 260 // 12
-    small = fitted.compress(1.0, min_cluster_size=12)
-    assert small.compression_.fewest >= 12
+@pytest.mark.parametrize("size", [260, 1.0, 10**6])
+def test_as_many_points_as_samples_warn_and_change_nothing(fitted: KCal, problem: Any, size: Any) -> None:
+    with pytest.warns(KcalWarning, match="260 samples"):
+        same = fitted.compress(size)
+    np.testing.assert_array_equal(same.predict_proba(problem.test_x), fitted.predict_proba(problem.test_x))
+    assert same.bandwidth_ == fitted.bandwidth_
+    np.testing.assert_array_equal(same.ids_, fitted.ids_)
+
+
+# What must keep working
 
 
 def test_no_sample_is_stored(problem: Any, tmp_path: Path) -> None:
     merged = KCal(projection="identity", support="merged", min_cluster_size=5).fit(
         problem.x, problem.y, ids=[f"patient {i}" for i in range(260)]
     )
-    path = kcal.save(merged, tmp_path / "merged.kcal")
-    content = Path(path).read_bytes()
+    content = Path(kcal.save(merged, tmp_path / "merged.kcal")).read_bytes()
     assert not any(row.tobytes()[:16] in content for row in problem.x)
     assert b"patient" not in content
     assert merged.ids_ is None
@@ -224,56 +360,56 @@ def test_files_modules_and_evidence_keep_working(fitted: KCal, problem: Any, tmp
     merged = KCal(projection="unit", support="merged", min_cluster_size=2).fit(problem.x, problem.y)
     for number, small in enumerate((merged, fitted.compress(0.1, method="herding"))):
         loaded = kcal.load(kcal.save(small, tmp_path / f"{number}.kcal"))
-        assert np.array_equal(loaded.predict_proba(problem.test_x), small.predict_proba(problem.test_x))
+        np.testing.assert_array_equal(loaded.predict_proba(problem.test_x), small.predict_proba(problem.test_x))
         assert loaded.compression_ == small.compression_
         assert loaded.get_params()["support"] == small.support
-        module = small.as_module()
-        rows = torch.from_numpy(problem.test_x)
+        module, rows = small.as_module(), torch.from_numpy(problem.test_x)
         np.testing.assert_allclose(module(rows), small.predict_proba(problem.test_x), atol=1e-9)
         evidence = small.evidence(problem.test_x)
         np.testing.assert_allclose(module.evidence(rows), evidence, atol=1 / 260 + 1e-9)
-        deviation = np.abs(np.sort(evidence) - (np.arange(260) + 0.5) / 260).max()
-        assert deviation < 0.12  # roughly uniform
+        assert np.abs(np.sort(evidence) - (np.arange(260) + 0.5) / 260).max() < 0.12  # roughly uniform
         assert small.evidence(np.full((1, 18), 1e3))[0] < 0.05
-        assert "points for 260 samples" in small.summary()["support"]
+        assert "260 samples" in small.summary()["support"]
 
 
-def test_a_loaded_calibrator_can_be_compressed(fitted: KCal, problem: Any, tmp_path: Path) -> None:
+def test_loaded_calibrator_can_be_compressed(fitted: KCal, problem: Any, tmp_path: Path) -> None:
     loaded = kcal.load(kcal.save(fitted, tmp_path / "all.kcal"))
     expected = fitted.compress(25).predict_proba(problem.test_x)
-    assert np.array_equal(loaded.compress(25).predict_proba(problem.test_x), expected)
+    np.testing.assert_array_equal(loaded.compress(25).predict_proba(problem.test_x), expected)
 
 
-def test_a_compressed_support_is_not_compressed_again(fitted: KCal) -> None:
+def test_compressed_support_cannot_be_compressed_or_updated(fitted: KCal, problem: Any) -> None:
+    small = fitted.compress(30)
     with pytest.raises(InvalidInputError, match="compressed before"):
-        fitted.compress(30).compress(10)
+        small.compress(10)
+    for call in (lambda: small.partial_fit(problem.x[:1], problem.y[:1]), lambda: small.forget([3])):
+        with pytest.raises(InvalidInputError, match="not made of single samples"):
+            call()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "size or max_loss_increase must be given"),
-        ({"size": 5, "max_loss_increase": 0.1}, "size or max_loss_increase must be given"),
-        ({"size": 2}, "size must be at least 3, one point for each class"),
-        ({"size": 0}, "size must be an integer from 1"),
-        ({"size": 0.0}, "size must be an integer, or a share"),
-        ({"size": 1.5}, "size must be an integer, or a share"),
-        ({"size": "10%"}, "size must be an integer"),
-        ({"max_loss_increase": -0.1}, "max_loss_increase must be"),
-        ({"size": 9, "method": "magic"}, "method must be one of"),
-        ({"size": 9, "min_cluster_size": 0}, "min_cluster_size must be"),
-        ({"size": 9, "method": "random", "min_cluster_size": 2}, "min_cluster_size applies to"),
-    ],
-)
-def test_invalid_arguments_are_named(fitted: KCal, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+BAD_ARGUMENTS = [
+    {},
+    {"size": 5, "max_loss_increase": 0.1},
+    *({"size": size} for size in (2, 0, 0.0, 1.5, "10%")),
+    {"max_loss_increase": -0.1},
+    {"method": "magic", "size": 9},
+    {"min_cluster_size": 0, "size": 9},
+    {"min_cluster_size": 2, "size": 9, "method": "random"},
+]
+
+
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS, ids=str)
+def test_invalid_arguments_are_named(fitted: KCal, arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(arguments), "size")):
         fitted.compress(**arguments)
 
 
-def test_invalid_parameters_are_named(problem: Any) -> None:
-    for parameters in ({"support": "some"}, {"min_cluster_size": 0}, {"support": "merged", "bandwidth": "published"}):
-        with pytest.raises(InvalidInputError, match=r"support|min_cluster_size"):
-            KCal(projection="unit", **parameters).fit(problem.x, problem.y)
+@pytest.mark.parametrize(
+    "parameters", [{"support": "some"}, {"min_cluster_size": 0}, {"support": "merged", "bandwidth": "published"}]
+)
+def test_invalid_parameters_are_named(problem: Any, parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(parameters))):
+        KCal(projection="unit", **parameters).fit(problem.x, problem.y)
 
 
 def test_kcal_on_logits_is_compressed_too(problem: Any) -> None:
@@ -282,45 +418,29 @@ def test_kcal_on_logits_is_compressed_too(problem: Any) -> None:
     assert small.support_size_ == 26
 
 
-def test_a_blend_is_compressed(problem: Any, tmp_path: Path) -> None:
-    blend = KCalBlend().fit(problem.x, problem.y, logits=problem.z)
-    before = blend.predict_proba(problem.test_x, logits=problem.test_z)
+def test_blend_is_compressed(problem: Any, tmp_path: Path) -> None:
+    blend, queries = KCalBlend().fit(problem.x, problem.y, logits=problem.z), {"logits": problem.test_z}
+    before = blend.predict_proba(problem.test_x, **queries)
     small = blend.compress(0.15)
-    after = small.predict_proba(problem.test_x, logits=problem.test_z)
-    assert np.array_equal(blend.predict_proba(problem.test_x, logits=problem.test_z), before)
-    assert len(small.first_estimate.support) == 39
+    after = small.predict_proba(problem.test_x, **queries)
+    np.testing.assert_array_equal(blend.predict_proba(problem.test_x, **queries), before)
+    assert small.support_size_ == 39
     assert small.weights_ == blend.weights_
     losses = [negative_log_likelihood(probs, problem.test_y) for probs in (before, after)]
     assert losses[1] < 1.03 * losses[0]
     loaded = kcal.load(kcal.save(small, tmp_path / "blend.kcal"))
-    assert np.array_equal(loaded.predict_proba(problem.test_x, logits=problem.test_z), after)
+    np.testing.assert_array_equal(loaded.predict_proba(problem.test_x, **queries), after)
     rows = (torch.from_numpy(problem.test_x), torch.from_numpy(problem.test_z))
     np.testing.assert_allclose(small.as_module()(*rows), after, atol=1e-9)
-    with pytest.raises(InvalidInputError, match="groups must"):
+    with pytest.raises(InvalidInputError, match="groups"):
         blend.compress(0.15, groups=[1, 2, 3])
 
 
-def test_a_blend_with_groups_is_compressed_by_its_groups(problem: Any, tmp_path: Path) -> None:
-    data = (problem.x, problem.y)
-    by_groups = KCalBlend().fit(*data, logits=problem.z, groups=problem.groups)
+def test_blend_with_groups_is_compressed_by_its_groups(problem: Any, tmp_path: Path) -> None:
+    by_groups = KCalBlend().fit(problem.x, problem.y, logits=problem.z, groups=problem.groups)
     queries = {"X": problem.test_x, "logits": problem.test_z}
-    expected = by_groups.compress(0.3, groups=problem.groups).predict_proba(**queries)
-    np.testing.assert_array_equal(by_groups.compress(0.3).predict_proba(**queries), expected)
+    expected = by_groups.compress(0.3).predict_proba(**queries)
     by_rows = by_groups.compress(0.3, groups=np.arange(len(problem.y)))
     assert np.abs(by_rows.predict_proba(**queries) - expected).max() > 1e-3
     loaded = kcal.load(kcal.save(by_groups, tmp_path / "blend.kcal"))
     np.testing.assert_allclose(loaded.compress(0.3).predict_proba(**queries), expected, atol=1e-9)
-
-
-def test_no_samples_can_be_added_to_a_compressed_support(fitted: KCal, problem: Any) -> None:
-    small = fitted.compress(30)
-    for call in (lambda: small.partial_fit(problem.x[:1], problem.y[:1]), lambda: small.forget([3])):
-        with pytest.raises(InvalidInputError, match="not made of single samples"):
-            call()
-
-
-@pytest.mark.parametrize("size", [260, 1_000, 1.0])
-def test_a_size_that_changes_nothing_warns(fitted: KCal, size: Any) -> None:
-    with pytest.warns(KcalWarning, match="260 samples, so that size=.* leaves it as it is"):
-        same = fitted.compress(size)
-    assert same.support_size_ == 260

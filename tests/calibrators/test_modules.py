@@ -1,7 +1,9 @@
-"""Every calibrator as a torch module: its probabilities and its evidence are those of the calibrator."""
+"""Every calibrator as a torch module: its probabilities, evidence and gradients, copies, compilation and export."""
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -10,149 +12,104 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
+from torch import nn
 
 from kcal import METHODS, KCal, KCalBlend
-from kcal.calibrators import Calibrator, fit_on, make_calibrator
+from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
-from kcal.kernels import KERNELS, numerics
-from module_cases import cheap, first_rows, fitted, inputs_of, module_of, predicted, problem, query_rows
+from kcal.kernels import KERNELS
+from module_cases import WITH_OWN_MODULE, cheap, first_rows, fitted, inputs_of, module_of, problem, query_rows
 
 pytestmark = pytest.mark.usefixtures("short_solvers")
 WITH_EVIDENCE = [name for name, method in METHODS.items() if method.calibrator_class.has_evidence]
 ON_LOGITS = [name for name, method in METHODS.items() if method.inputs != "embeddings"]
 WITH_PROBABILITIES = [name for name in ON_LOGITS if "representation" in make_calibrator(name).get_params()]
+STEPS = ("histogram", "scaling-binning", "imax", "venn-abers")
+"""Methods whose probabilities are step functions."""
+HOLDING_SAMPLES = ("kcal", "kcal-blend", "knn")
 
 
-def check_same(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor, tolerance: float) -> None:
+def check_same(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> None:
     """Check that the module predicts as the calibrator, in batches of several sizes."""
     module, inputs = calibrator.as_module(), inputs_of(calibrator, embeddings, logits)
-    expected = predicted(calibrator, embeddings, logits)
-    for size in (1, 2, 7, len(expected)):
+    rows, scores = inputs
+    extra = {"logits": scores} if rows is not None and scores is not None else {}
+    expected = calibrator.predict_proba(scores if rows is None else rows, **extra)
+    tolerance = 1e-12 if expected.dtype == torch.float64 else 1e-6
+    for size in (1, 7, len(expected)):
         found = module(*first_rows(inputs, size))
         torch.testing.assert_close(found, expected[:size], rtol=0, atol=tolerance)
 
 
+# The same numbers as the calibrator
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", METHODS)
-def test_a_module_predicts_as_the_calibrator_near_and_far(name: str, dtype: torch.dtype) -> None:
+def test_module_equals_predict_proba_near_and_far(name: str, dtype: torch.dtype) -> None:
     embeddings, logits = query_rows(dtype)
-    for factor in (1, 10, 100, 1e8):
-        check_same(fitted(name), factor * embeddings, factor * logits, 1e-12 if dtype == torch.float64 else 1e-6)
-
-
-@pytest.mark.parametrize("mask", [-1e4, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("name", ON_LOGITS)
-def test_masked_classes_are_masked(name: str, mask: float) -> None:
-    embeddings, logits = query_rows(torch.float32)
-    logits[:, 1] = mask
-    logits[::2, 2] = mask
-    check_same(fitted(name), embeddings, logits, 1e-6)
+    for factor in (1, 10, 1e8):
+        check_same(fitted(name), factor * embeddings, factor * logits)
+    for mask in (-1e4, torch.finfo(torch.float32).min):
+        masked = logits.clone()
+        masked[:, 1] = masked[::2, 2] = mask
+        check_same(fitted(name), embeddings, masked)
 
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *(
-        (name, {"maps": maps})
-        for name in ("platt", "beta", "isotonic", "venn-abers", "histogram")
-        for maps in ("class", "shared")
-    ),
-    ("histogram", {"binning": "equal-mass", "bins": 1}),
-    ("scaling-binning", {"maps": "class", "bins": 6}),
-    ("imax", {"form": "classwise"}),
-    ("imax", {"form": "top"}),
-    ("spline", {"form": "rank"}),
-    ("spline", {"form": "top"}),
-    ("spline", {"floor": False}),
-    ("iop", {"form": "diag"}),
-    ("iop", {"form": "oi"}),
     *(("kcal", {"kernel": kernel, "projection": "identity"}) for kernel in KERNELS),
     ("kcal", {"kernel": "laplace", "projection": "identity", "bandwidth": 1e-3}),
     ("kcal", {"projection": "unit", "prior": [0.7, 0.2, 0.1], "smoothing": 0.01}),
     ("kcal", {"projection": "identity", "prior": [0.0, 1.0, 0.0], "bandwidth": 1e-3}),
     ("kcal-blend", {"prior": "uniform"}),
-    ("kcal-blend", {"folds": 3}),
+    ("kcal-blend", {"head": (np.ones((3, 6)), None)}),
 ]
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
-def test_a_module_knows_the_options_of_its_method(name: str, options: dict[str, Any]) -> None:
-    part = problem()
-    outputs = ClassifierOutputs(part.embeddings, part.logits, part.labels)
-    embeddings, logits = query_rows()
-    calibrator = fit_on(cheap(name, **options), outputs)
-    for factor in (1, 30, 1e14):
-        check_same(calibrator, factor * embeddings, factor * logits, 1e-11)
-
-
-@pytest.mark.parametrize("name", WITH_PROBABILITIES)
-def test_a_module_takes_the_representation_of_the_fit(name: str) -> None:
+def test_kernels_priors_and_heads_are_those_of_the_calibrator(name: str, options: dict[str, Any]) -> None:
     part, (embeddings, logits) = problem(), query_rows()
-    probs = np.exp(part.logits) / np.exp(part.logits).sum(axis=1, keepdims=True)
-    outputs = ClassifierOutputs(part.embeddings, probs, part.labels)
-    calibrator = cheap(name, representation="probabilities", **without_training(name))
-    check_same(fit_on(calibrator, outputs), embeddings, torch.softmax(logits, dim=1), 1e-12)
+    calibrator = fit_on(cheap(name, **options), ClassifierOutputs(part.embeddings, part.logits, part.labels))
+    for factor in (1, 30, 1e14):
+        check_same(calibrator, factor * embeddings, factor * logits)
 
 
+@pytest.mark.parametrize("n_columns", [1, 3])
 @pytest.mark.parametrize(
     ("name", "representation"),
     [*((name, "logits") for name in ON_LOGITS), *((name, "probabilities") for name in WITH_PROBABILITIES)],
 )
-def test_one_column_is_the_second_of_two_classes(name: str, representation: str) -> None:
-    part, (embeddings, logits) = problem(), query_rows()
-    parameters = {"representation": representation} if name in WITH_PROBABILITIES else {}
-    calibrator = cheap(name, **parameters, **without_training(name))
-    column, queries = torch.from_numpy(part.logits[:, :1]), logits[:, :1]
+def test_representation_and_single_columns_are_those_of_the_fit(name: str, representation: str, n_columns: int) -> None:
+    part, (embeddings, queries) = problem(), query_rows()
+    rows, labels = torch.from_numpy(part.logits), part.labels
+    if n_columns == 1:  # of the second of two classes
+        rows, queries, labels = rows[:, :1], queries[:, :1], (labels == 0).astype(int)
     if representation == "probabilities":
-        column, queries = torch.sigmoid(column), torch.sigmoid(queries)
-    outputs = ClassifierOutputs(part.embeddings, column, (part.labels == 0).astype(int))
-    check_same(fit_on(calibrator, outputs), embeddings, queries, 1e-12)
+        rows, queries = ((torch.sigmoid(x) if n_columns == 1 else torch.softmax(x, dim=1)) for x in (rows, queries))
+    options = {"representation": representation, "projection": "identity"}
+    own = {key: value for key, value in options.items() if key in make_calibrator(name).get_params()}
+    check_same(fit_on(cheap(name, **own), ClassifierOutputs(part.embeddings, rows, labels)), embeddings, queries)
 
 
-def without_training(name: str) -> dict[str, Any]:
-    """Return parameters of a projection that needs no training, if the method has one."""
-    if "projection" not in make_calibrator(name).get_params():
-        return {}
-    return {"projection": "identity"}
-
-
-@pytest.mark.parametrize("name", ["kcal", "kcal-blend"])
-@pytest.mark.parametrize("given", ["logits", "no logits"])
-@pytest.mark.filterwarnings("ignore::kcal.errors.KcalWarning")
-def test_weights_and_missing_classes_count_as_in_the_calibrator(name: str, given: str) -> None:
+def test_blend_without_logits_takes_none_and_one_of_two_classes_takes_log_odds() -> None:
     part, (embeddings, logits) = problem(), query_rows()
-    weights = np.random.default_rng(0).exponential(size=len(part.labels))
-    weights[(part.labels == 1) | (np.arange(len(weights)) % 7 == 0)] = 0.0
-    scores = part.logits if given == "logits" else None
-    outputs = ClassifierOutputs(part.embeddings, scores, part.labels, weights=weights)
-    calibrator = fit_on(cheap(name, **without_training(name)), outputs, classes=[0, 1, 2])
-    for factor in (1, 10):
-        check_same(calibrator, factor * embeddings, logits, 1e-12)
-    assert len(calibrator.as_module().get_submodule(SUPPORTS[name]).points) == np.count_nonzero(weights)
-
-
-SUPPORTS = {"kcal": "estimate.sums", "kcal-blend": "estimate.sums"}
+    check_same(KCalBlend().fit(part.embeddings, part.labels), embeddings, logits)
+    odds, labels = part.logits[:, 0], part.labels == 0
+    check_same(KCalBlend().fit(part.embeddings, labels, logits=odds), embeddings, logits[:, 0])
 
 
 @pytest.mark.parametrize("name", WITH_EVIDENCE)
-def test_the_evidence_is_that_of_the_calibrator(name: str) -> None:
+def test_evidence_is_that_of_the_calibrator(name: str) -> None:
     for dtype in (torch.float64, torch.float32):
-        rows = query_rows(dtype)
         for factor in (1, 3, 100):
-            embeddings, logits = factor * rows[0], factor * rows[1]
-            found = module_of(name).evidence(*inputs_of(fitted(name), embeddings, logits))
+            embeddings, logits = (factor * rows for rows in query_rows(dtype))
+            inputs = inputs_of(fitted(name), embeddings, logits)
             expected = fitted(name).evidence(logits if fitted(name).inputs == "logits" else embeddings)
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-
-
-def test_a_method_without_evidence_says_so() -> None:
-    with pytest.raises(InvalidInputError, match="without evidence"):
-        module_of("ts").evidence(None, query_rows()[1])
-
-
-@pytest.mark.parametrize("name", ["kcal", "kcal-blend"])
-def test_sums_over_many_classes_need_no_matrix_of_points_and_classes(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(numerics, "PREPARED_NUMBERS", 0)
-    check_same(fitted(name), *query_rows(), 1e-12)
+            torch.testing.assert_close(module_of(name).evidence(*inputs), expected, rtol=0, atol=1e-6)
+            probs, evidence = module_of(name).with_evidence(*inputs)
+            torch.testing.assert_close(probs, module_of(name)(*inputs), rtol=0, atol=1e-6)
+            torch.testing.assert_close(evidence, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -161,14 +118,12 @@ def test_single_precision_is_as_good_as_double_precision(kernel: str) -> None:
     single = KCal(kernel=kernel, projection="identity").fit(part.embeddings.astype(np.float32), part.labels)
     same = KCal(kernel=kernel, projection="identity", bandwidth=single.bandwidth_)
     double = same.fit(part.embeddings.astype(np.float32).astype(np.float64), part.labels)
-    for factor in (1, 10, 100):
-        rows = factor * embeddings
-        expected = double.predict_proba(rows.double()).float()
-        torch.testing.assert_close(single.as_module()(rows), expected, rtol=0, atol=1e-6)
+    expected = double.predict_proba(embeddings.double()).float()
+    torch.testing.assert_close(single.as_module()(embeddings), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_rows_sum_to_one(name: str, data: st.DataObject) -> None:
     magnitudes = st.floats(-1e6, 1e6, width=32)
@@ -181,35 +136,135 @@ def test_rows_sum_to_one(name: str, data: st.DataObject) -> None:
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(2), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_computed_in_single_precision(name: str, dtype: torch.dtype) -> None:
+    half = tuple(rows.to(dtype) for rows in query_rows())
+    found = module_of(name)(*inputs_of(fitted(name), *half))
+    assert torch.equal(found, module_of(name)(*inputs_of(fitted(name), *(rows.float() for rows in half))))
+
+
+# Errors
+
+
 @pytest.mark.parametrize(("name", "missing"), [("ts", "logits"), ("kcal", "embeddings"), ("kcal-blend", "logits")])
-def test_a_missing_input_is_named(name: str, missing: str) -> None:
+def test_missing_input_is_named(name: str, missing: str) -> None:
     embeddings, logits = query_rows()
-    with pytest.raises(InvalidInputError, match=f"{missing} are needed"):
+    with pytest.raises(InvalidInputError, match=f"^{missing} ") as caught:
         module_of(name)(**{"embeddings": embeddings, "logits": logits, missing: None})
+    assert caught.value.parameter == missing
+
+
+def test_method_without_evidence_raises() -> None:
+    with pytest.raises(InvalidInputError, match="evidence"):
+        module_of("ts").evidence(None, query_rows()[1])
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_unfitted_calibrator_has_no_module(name: str) -> None:
+def test_unfitted_calibrator_has_no_module(name: str) -> None:
     with pytest.raises(NotFittedError):
         make_calibrator(name).as_module()
 
 
-def test_a_blend_without_logits_takes_none() -> None:
-    part, (embeddings, logits) = problem(), query_rows()
-    blend = KCalBlend().fit(part.embeddings, part.labels)
-    check_same(blend, embeddings, logits, 1e-12)
+# A module as torch knows them
 
 
-def test_a_module_of_two_classes_takes_one_logit_per_row() -> None:
-    generator = np.random.default_rng(0)
-    embeddings, odds = generator.normal(size=(80, 20)), 2 * generator.normal(size=80)
-    labels = (odds + generator.logistic(size=80) > 0).astype(int)
-    blend = KCalBlend().fit(embeddings, labels, logits=odds)
-    found = blend.as_module()(torch.from_numpy(embeddings + 0.1), torch.from_numpy(odds))
-    np.testing.assert_allclose(found, blend.predict_proba(embeddings + 0.1, logits=odds), atol=1e-6)
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
+def test_copies_pickles_states_devices_and_precisions_keep_every_bit(name: str) -> None:
+    module, inputs = fitted(name).as_module(), inputs_of(fitted(name), *query_rows())
+    expected, state = module(*inputs), {key: value.clone() for key, value in module.state_dict().items()}
+    cast = nn.Sequential(deepcopy(module)).half().to("cpu").train()[0]
+    for other in (deepcopy(module), pickle.loads(pickle.dumps(module)), cast):
+        assert torch.equal(other(*inputs), expected)
+        assert not other.training
+        assert not any(parameter.requires_grad for parameter in other.parameters())
+        assert {key: value.dtype for key, value in other.state_dict().items()} == {
+            key: value.dtype for key, value in state.items()
+        }
+    for tensor in module.state_dict().values():
+        tensor.zero_()
+    assert torch.equal(fitted(name).as_module()(*inputs), expected)  # tensors of its own
+    module.load_state_dict(state)
+    assert torch.equal(module(*inputs), expected)
 
 
-def test_gradients_in_an_embedding_of_zeros_are_finite() -> None:
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
+def test_loaded_tensors_count_at_once(name: str) -> None:
+    module, inputs = fitted(name).as_module(), inputs_of(fitted(name), *query_rows())
+    before, fresh = module(*inputs), fitted(name).as_module()
+    changed = {key: 1.1 * value if value.is_floating_point() else value for key, value in module.state_dict().items()}
+    module.load_state_dict(changed)
+    fresh.load_state_dict(changed)
+    torch.testing.assert_close(module(*inputs), deepcopy(fresh)(*inputs), rtol=0, atol=0, equal_nan=True)
+    assert name == "uncal" or not torch.equal(module(*inputs), before)
+
+
+@pytest.mark.parametrize("name", HOLDING_SAMPLES)
+def test_state_holds_the_calibration_set_once(name: str) -> None:
+    n, state = len(problem().labels), module_of(name).state_dict()
+    assert sum(len(tensor) == n for tensor in state.values() if tensor.ndim == 2) == 1
+
+
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
+def test_module_moves_to_a_device_as_a_whole(name: str) -> None:
+    module = fitted(name).as_module().to("meta")
+    assert all(tensor.is_meta for tensor in module.state_dict().values())
+    if not fitted(name).has_evidence:  # kernel sums look at the numbers
+        assert module(*inputs_of(fitted(name), *(rows.to("meta") for rows in query_rows()))).is_meta
+
+
+class Evidence(nn.Module):
+    """The evidence as the output of a module, as exporters want it."""
+
+    def __init__(self, module: PredictionModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
+        return self.module.evidence(embeddings, logits)
+
+
+MODULES = [*((name, False) for name in WITH_OWN_MODULE), ("kcal-logits", True), ("kcal-blend", True)]
+"""Names of methods, and whether it is their evidence."""
+
+
+@pytest.mark.parametrize(("name", "evidence"), MODULES)
+def test_module_compiles_as_one_graph_and_exports_with_any_number_of_rows(name: str, evidence: bool) -> None:
+    module: nn.Module = Evidence(module_of(name)) if evidence else module_of(name)
+    inputs = inputs_of(fitted(name), *query_rows(torch.float32))
+    torch.compiler.reset()
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*first_rows(inputs, 7)), module(*first_rows(inputs, 7)))
+    shapes = tuple(None if part is None else {0: torch.export.Dim("rows", min=1)} for part in inputs)
+    program = torch.export.export(module, first_rows(inputs, 7), dynamic_shapes=shapes).module()
+    for size in (1, 2, 256):
+        torch.testing.assert_close(program(*first_rows(inputs, size)), module(*first_rows(inputs, size)))
+
+
+@pytest.mark.parametrize("name", WITH_OWN_MODULE)
+def test_gradients_flow_to_the_inputs(name: str) -> None:
+    rows = tuple(part[:5].requires_grad_() for part in query_rows())
+    inputs = inputs_of(fitted(name), *rows)
+    probabilities = module_of(name)(*inputs)
+    own = [part for part in inputs if part is not None]
+    if name in STEPS:  # constant between the steps
+        nudged = module_of(name)(*inputs_of(fitted(name), *(part + 1e-9 for part in rows)))
+        torch.testing.assert_close(nudged, probabilities, rtol=0, atol=1e-7)
+        network: Any = fitted(name).model_  # the only part with a gradient
+        scaled = network.network_share * torch.softmax(own[0].double() / network.network_temperature, dim=1)
+        found, expected = (torch.autograd.grad(part[:, 0].sum(), own)[0] for part in (probabilities, scaled))
+        torch.testing.assert_close(found, expected)
+        return
+    gradients = torch.autograd.grad(probabilities[:, 0].log().sum(), own)
+    for part, gradient in zip(own, gradients, strict=True):
+        assert torch.isfinite(gradient).all()
+        step = 1e-6 * torch.sign(gradient)
+        moved = [other + step if other is part else other for other in rows]
+        rise = module_of(name)(*inputs_of(fitted(name), *moved))[:, 0].log().sum() - probabilities[:, 0].log().sum()
+        assert float(rise.detach()) == pytest.approx(float((gradient * step).sum()), rel=1e-2)
+
+
+def test_gradients_at_an_embedding_of_zeros_are_finite() -> None:
     generator = np.random.default_rng(0)
     embeddings, labels = generator.normal(size=(60, 20)), np.arange(60) % 3
     blend = KCalBlend().fit(embeddings, labels, logits=generator.normal(size=(60, 3)))

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from kcal import KCal, MissingClassWarning, Updates, load, save
+from kcal import KCal, KCalBlend, MissingClassWarning, Updates, load, save
 from kcal.calibrators import BandwidthRecord
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice
-from kcal.kernels import fit_bandwidth_law, get_kernel, search_near, size_of_rarest_class, sort_support
+from kcal.kernels import fit_bandwidth_law, size_of_rarest_class
 
 GENERATOR = np.random.default_rng(0)
 LABELS = np.arange(600) % 2
@@ -50,11 +48,12 @@ def test_updates_without_predictions_lead_to_one_search_at_most() -> None:
     live = kcal().fit(ROWS[:100], LABELS[:100])
     for start in range(100, 600, 10):
         live.partial_fit(ROWS[start : start + 10], LABELS[start : start + 10])
-    assert [record.n_samples for record in live.bandwidth_history_] == [100, 600]
+    assert [record.n_samples for record in live.bandwidth_history_] == [100]  # reading costs nothing
+    assert [record.n_samples for record in live.refresh().bandwidth_history_] == [100, 600]
 
 
 def test_between_searches_the_bandwidth_is_that_of_the_law() -> None:
-    live = kcal().fit(ROWS[:200], LABELS[:200]).partial_fit(ROWS[200:260], LABELS[200:260])
+    live = kcal().fit(ROWS[:200], LABELS[:200]).partial_fit(ROWS[200:260], LABELS[200:260]).refresh()
     first, last = live.bandwidth_history_
     law = fit_bandwidth_law([first.bandwidth], [100.0], dimension=2)
     assert (first.size, last.size) == (100.0, 130.0)
@@ -65,9 +64,9 @@ def test_between_searches_the_bandwidth_is_that_of_the_law() -> None:
 
 
 def test_a_class_that_appears_leads_to_a_search_at_once() -> None:
-    live = kcal().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:101], [7])
+    live = kcal().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:101], [7]).refresh()
     assert [record.source for record in live.bandwidth_history_] == ["search", "search"]
-    live.partial_fit(ROWS[101:102], [7])
+    live.partial_fit(ROWS[101:102], [7]).refresh()
     assert live.bandwidth_history_[-1].source == "law"
 
 
@@ -78,11 +77,11 @@ def test_a_class_that_takes_the_place_of_another_leads_to_a_search_too(tmp_path:
         live.forget([98, 99])
     live.predict(QUERIES)
     assert live.bandwidth_history_[-1].source == "law"  # a class that is gone leads to none
-    live.partial_fit(ROWS[100:101], [7])
+    live.partial_fit(ROWS[100:101], [7]).refresh()
     last = live.bandwidth_history_[-1]
     assert (last.source, last.n_classes, last.classes) == ("search", 3, (0, 1, 7))
     assert live.bandwidth_history_[0].classes == ()
-    live.partial_fit(ROWS[101:102], [5])  # forgotten before that search
+    live.partial_fit(ROWS[101:102], [5]).refresh()  # forgotten before that search
     assert live.bandwidth_history_[-1].source == "search"
 
 
@@ -94,7 +93,7 @@ def test_a_window_of_constant_size_is_searched_again_too() -> None:
 
 
 def test_a_given_bandwidth_stays() -> None:
-    live = kcal(bandwidth=0.3).fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:400], LABELS[100:400])
+    live = kcal(bandwidth=0.3).fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:400], LABELS[100:400]).refresh()
     (record,) = live.bandwidth_history_
     assert (record.source, record.bandwidth, record.n_samples) == ("given", 0.3, 400)
 
@@ -114,6 +113,7 @@ def test_folds_and_groups_are_left_out_in_the_searches_of_a_stream(
     groups = np.arange(600) % 10
     live = kcal(**parameters).fit(ROWS[:200], LABELS[:200], groups=groups[:200] if grouped else None)
     live.partial_fit(ROWS[200:400], LABELS[200:400], groups=groups[200:400] if grouped else None)
+    live.refresh()
     assert live.bandwidth_history_[-1].source == "search"
     assert live.bandwidth_curve_.n_folds == n_folds
     whole = kcal(**parameters).fit(ROWS[:400], LABELS[:400], groups=groups[:400] if grouped else None)
@@ -152,28 +152,6 @@ def test_the_exponent_is_between_that_of_the_searches_and_that_of_the_theory_unl
     assert Updates().law([record(5.0, 1.0, "given")], dimension=30, exponent=None) is None
 
 
-def test_a_search_nearby_finds_the_minimum_wherever_it_begins() -> None:
-    def loss(bandwidths: Any) -> Any:
-        return [1.0 + 0.3 * np.log(bandwidth / 0.8) ** 2 for bandwidth in bandwidths]
-
-    for expected in (0.01, 0.5, 0.8, 1.0, 60.0):
-        curve = search_near(loss, expected)
-        assert curve.bandwidth == pytest.approx(0.8)  # the loss is a parabola
-        assert not curve.at_edge
-    pulled = search_near(loss, 1.0, pull=0.6).bandwidth  # as strong as the loss itself: half way
-    assert pulled == pytest.approx(0.8**0.5)
-    assert search_near(lambda bandwidths: [1 / bandwidth for bandwidth in bandwidths], 1.0).at_edge
-
-
-def test_a_search_nearby_that_scans_finds_the_lower_of_two_minima() -> None:
-    def loss(bandwidths: Any) -> Any:
-        logs = np.log(bandwidths)
-        return np.minimum(1.0 + (logs + 1.5) ** 2, 1.5 + logs**2).tolist()
-
-    assert search_near(loss, 1.1).bandwidth == pytest.approx(1.0)
-    assert search_near(loss, 1.1, interval=(0.1, 2.0)).bandwidth == pytest.approx(np.exp(-1.5))
-
-
 @pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
 def test_where_most_samples_are_alone_in_their_classes_searches_scan() -> None:
     labels = np.repeat(np.arange(60), 2)
@@ -183,25 +161,91 @@ def test_where_most_samples_are_alone_in_their_classes_searches_scan() -> None:
     live = kcal().fit(rows[first], labels[first])
     spans = []
     for chosen in (rest[:20], rest[20:]):
-        live.partial_fit(rows[chosen], labels[chosen])
+        live.partial_fit(rows[chosen], labels[chosen]).refresh()
         tried = live.bandwidth_curve_.bandwidths
         spans.append(tried.max() / tried.min())
     assert spans[0] > 9.9 > 4.0 > spans[1]  # the usual interval, 10 : 1, and the neighbourhood
 
 
-def test_a_search_that_scans_does_not_depend_on_where_it_begins() -> None:
-    support = sort_support(torch.from_numpy(ROWS[:300]), torch.from_numpy(LABELS[:300]), 2)
-    options: dict[str, Any] = {"kernel": get_kernel("rbf"), "keys": None}
-    whole = BandwidthChoice().choose(support, progress=False, **options)[0]
-    for expected in (1e-9, 0.3, 1e9):
-        found = BandwidthChoice().choose_near(expected, support, scan=True, **options)
-        assert found.bandwidth == pytest.approx(whole, rel=0.01)
-
-
 def test_the_history_counts_what_the_law_needs() -> None:
     weights = np.linspace(0.5, 2.0, 130)
     live = kcal().fit(ROWS[:100], LABELS[:100], sample_weight=weights[:100])
-    live.partial_fit(ROWS[100:130], LABELS[100:130], sample_weight=weights[100:])
+    live.partial_fit(ROWS[100:130], LABELS[100:130], sample_weight=weights[100:]).refresh()
     last = live.bandwidth_history_[-1]
     assert last.size == pytest.approx(size_of_rarest_class(LABELS[:130], weights, 2))
     assert (last.n_samples, last.n_classes, last.n_updates) == (130, 2, 130)
+
+
+# Searches that are left for later
+
+CODES = GENERATOR.integers(0, 3, 240)
+EMBEDDINGS = GENERATOR.normal(size=(240, 5))
+EMBEDDINGS[np.arange(240), CODES] += 2.0
+LOGITS = 2.0 * EMBEDDINGS[:, :3]
+NEW = GENERATOR.normal(size=(9, 5))
+
+
+def make(kind: type[Any], start: int, stop: int, live: Any = None) -> Any:
+    """Fit a calibrator, or add samples to one."""
+    rows = slice(start, stop)
+    logits = {"logits": LOGITS[rows]} if kind is KCalBlend else {}
+    if live is not None:
+        return live.partial_fit(EMBEDDINGS[rows], CODES[rows], **logits)
+    parameters = {"projection": "identity"} if kind is KCal else {}
+    return kind(**parameters).fit(EMBEDDINGS[rows], CODES[rows], **logits)
+
+
+def probabilities(calibrator: Any) -> Any:
+    logits = {"logits": NEW[:, :3]} if isinstance(calibrator, KCalBlend) else {}
+    return calibrator.predict_proba(NEW, **logits)
+
+
+@pytest.mark.parametrize("kind", [KCal, KCalBlend])
+def test_after_the_late_search_predictions_are_those_of_a_search_at_once(kind: type[Any]) -> None:
+    live, at_once = (make(kind, 120, 240, make(kind, 0, 120)) for _ in range(2))
+    live.refresh(search=False)
+    early = probabilities(live.snapshot(search=False))
+    assert live.is_search_due_
+    live.refresh()
+    assert not live.is_search_due_
+    np.testing.assert_array_equal(probabilities(live), probabilities(at_once))
+    assert not np.array_equal(early, probabilities(live))
+
+
+def test_before_it_a_kcal_has_the_bandwidth_of_the_power_law() -> None:
+    live = make(KCal, 120, 240, make(KCal, 0, 120))
+    early = live.snapshot(search=False)
+    record = early.bandwidth_history_[-1]
+    assert (record.source, record.n_samples) == ("law", 240)
+    law = live.snapshot().bandwidth_history_[0]
+    expected = law.bandwidth * (record.size / law.size) ** (-1 / (5 + 4))
+    assert record.bandwidth == pytest.approx(expected)
+    fixed = KCal(projection="identity", bandwidth=record.bandwidth).fit(EMBEDDINGS, CODES)
+    np.testing.assert_allclose(probabilities(early), probabilities(fixed), rtol=1e-9)
+
+
+def test_before_it_a_blend_has_its_weights_and_all_samples() -> None:
+    first = make(KCalBlend, 0, 120)
+    weights = first.weights_
+    live = make(KCalBlend, 120, 240, first)
+    early = live.snapshot(search=False)
+    assert early.weights_ == weights
+    assert len(early.ids_) == 240
+    assert live.snapshot().weights_ != weights
+
+
+@pytest.mark.parametrize("kind", [KCal, KCalBlend])
+def test_an_erasure_makes_no_search_and_loses_none(kind: type[Any]) -> None:
+    live = make(kind, 120, 240, make(kind, 0, 120))
+    live.forget([3])
+    assert live.is_search_due_
+    assert 3 not in live.snapshot(search=False).ids_
+    at_once = make(kind, 120, 240, make(kind, 0, 120)).forget([3])
+    np.testing.assert_array_equal(probabilities(live.refresh()), probabilities(at_once))
+
+
+def test_a_new_class_of_a_blend_has_weights_at_once() -> None:
+    live = KCalBlend().fit(EMBEDDINGS[:120], CODES[:120])
+    new = live.partial_fit(EMBEDDINGS[120:], np.where(CODES[120:] == 1, 7, CODES[120:])).snapshot(search=False)
+    assert new.classes_.tolist() == [0, 1, 2, 7]
+    np.testing.assert_allclose(new.predict_proba(NEW).sum(axis=1), 1.0)

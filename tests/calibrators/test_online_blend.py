@@ -56,7 +56,7 @@ def test_after_a_scheduled_fit_it_is_the_blend_of_a_fresh_fit(fresh: KCalBlend) 
     np.testing.assert_allclose(probabilities(live), probabilities(fresh), atol=1e-9)
     np.testing.assert_allclose(live.evidence(QUERIES), fresh.evidence(QUERIES), atol=1e-9)
     assert live.weights_ == pytest.approx(fresh.weights_)
-    assert live.group_efficiency_ == pytest.approx(fresh.group_efficiency_)
+    assert live.shares_ == pytest.approx(fresh.shares_)
     assert [record.n_samples for record in live.bandwidth_history_] == [120, 240]
     assert live.bandwidth_history_[-1].metric == "unit"
 
@@ -69,17 +69,17 @@ def test_between_fits_only_the_supports_grow(fresh: KCalBlend) -> None:
     assert live.weights_ == fresh.weights_
     assert live.bandwidth_ == fresh.bandwidth_
     np.testing.assert_array_equal(live.frequencies_, fresh.frequencies_)
-    assert len(live.first_estimate.support) == 300
+    assert live.support_size_ == 300
     assert not np.allclose(probabilities(live), probabilities(fresh), atol=1e-6)
 
 
-def test_samples_that_come_again_double_the_counts_near_a_query(fresh: KCalBlend) -> None:
+def test_samples_that_come_again_leave_the_density(fresh: KCalBlend) -> None:
     live = fitted(0, 240, blend(updates=Updates(growth=10.0)))
     arguments, options = part(0, 240)
     live.partial_fit(*arguments, **options | {"ids": np.arange(1000, 1240)})
-    rows = torch.from_numpy(QUERIES), torch.from_numpy(QUERY_LOGITS)
-    before, after = (each.model_.experts(*rows).counts for each in (fresh, live.frozen(search=False)))
-    torch.testing.assert_close(after, 2 * before)
+    again = live.snapshot(search=False)
+    assert again.support_size_ == 480
+    np.testing.assert_allclose(again.log_evidence(QUERIES), fresh.log_evidence(QUERIES), atol=1e-9)
 
 
 def test_corrected_and_forgotten_samples_count_towards_the_next_fit() -> None:
@@ -97,18 +97,16 @@ def test_with_a_head_no_logits_are_needed() -> None:
     live = make().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:200], LABELS[100:200])
     expected = make().fit(ROWS[:200], LABELS[:200])
     np.testing.assert_allclose(live.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)
-    with pytest.raises(InvalidInputError, match="the head computes them"):
+    with pytest.raises(InvalidInputError, match=r"^logits "):
         live.partial_fit(ROWS[:1], LABELS[:1], logits=LOGITS[:1])
 
 
 def test_a_class_may_appear_only_without_logits() -> None:
     live = fitted(0, 120)
     (row, _), options = part(120, 121)
-    with pytest.raises(
-        InvalidInputError, match="y must be one of the 3 classes that the logits have columns for; got 3"
-    ):
+    with pytest.raises(InvalidInputError, match=r"^y .*got 3"):
         live.partial_fit(row, [3], **options)
-    with pytest.raises(InvalidInputError, match="labels must be one of the 3"):
+    with pytest.raises(InvalidInputError, match=r"^labels "):
         live.correct([0], [3])
     without = blend().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:130], LABELS[100:130] + 1)
     expected = blend().fit(ROWS[:130], [*LABELS[:100], *(LABELS[100:130] + 1)])
@@ -116,21 +114,14 @@ def test_a_class_may_appear_only_without_logits() -> None:
     np.testing.assert_allclose(without.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)
 
 
-def test_a_file_has_the_logits_of_the_samples_where_updates_are_wanted(tmp_path: Path) -> None:
-    plain = load(save(fitted(0, 120), tmp_path / "plain.kcal"))
-    arguments, options = part(120, 240)
-    with pytest.raises(InvalidInputError, match="without the logits of its samples"):
-        plain.partial_fit(*arguments, **options)
-    np.testing.assert_array_equal(probabilities(plain), probabilities(fitted(0, 120)))
-    wanted = load(save(fitted(0, 120, blend(updates=Updates())), tmp_path / "wanted.kcal"))
+def test_loaded_blend_learns_on(fresh: KCalBlend, tmp_path: Path) -> None:
     begun = fitted(0, 120)
     begun.partial_fit(*part(120, 130)[0], **part(120, 130)[1])
-    begun = load(save(begun, tmp_path / "begun.kcal"))
-    for live, start in ((wanted, 120), (begun, 130)):
+    for start, calibrator in ((120, fitted(0, 120)), (130, begun)):
+        live = load(save(calibrator, tmp_path / "begun.kcal"))
         arguments, options = part(start, 240)
         live.partial_fit(*arguments, **options)
-    np.testing.assert_allclose(probabilities(wanted), probabilities(begun), atol=1e-9)
-    assert "records.scores.values" not in fitted(0, 120).state().tensors
+        np.testing.assert_allclose(probabilities(live), probabilities(fresh), atol=1e-9)
 
 
 def test_samples_without_weight_play_no_part(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def reachable(root: Any) -> Iterator[Any]:
         seen.add(id(value))
         yield value
         waiting.extend(gc.get_referents(value))
+        if isinstance(value, dict):
+            waiting.extend(value)  # keys of text are not among the referents
 
 
 def contents(root: Any) -> bytes:

@@ -1,223 +1,154 @@
-"""Readers never wait for a writer and never see half an update."""
+"""Readers never wait for a writer and never see half an update; no update of any writer is lost."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from kcal import KCal
-from kcal.calibrators.online.rows import SampleLog, SampleRows
-from kcal.calibrators.online.stream import Snapshot, Stream
+from kcal import KCal, Updates
+from kcal.samples import Samples
 
 N_READERS = 8
-N_STATES = 6
-"""The schedule goes round so many states."""
-OPERATIONS = 100_000
-PREDICTIONS = 1_500
-"""Predictions and updates of a KCal, which take longer."""
+OPERATIONS = 1_500
+"""Predictions and updates together."""
+GENERATOR = np.random.default_rng(0)
+ROWS, LABELS = GENERATOR.normal(size=(60, 2)), np.arange(60) % 3
+QUERIES = GENERATOR.normal(size=(3, 2))
 
 
-def samples() -> SampleRows:
-    columns: dict[str, Any] = {"codes": np.zeros(1, dtype=np.int64), "values": np.zeros((1, 4), dtype=np.int64)}
-    return SampleRows(columns, [0], 1, np.array([0]), (0,), None)
+def run(*targets: Callable[[], Any]) -> None:
+    """Run functions side by side; raise the first error."""
+    errors: list[BaseException] = []
 
-
-def make(base: int, rows: SampleRows) -> Snapshot[Any]:
-    values = rows.column("values").copy()
-    return Snapshot((len(rows.names()), values), base + 1)
-
-
-def finish(latest: Any, rows: SampleRows) -> Any:
-    return (*latest, rows.names())
-
-
-def test_every_snapshot_is_a_state_that_was_published() -> None:
-    """Rows count upwards, four equal numbers each, and are forgotten in blocks: half an update would show."""
-    stream = Stream(0, SampleLog(samples()), make, finish)
-    stop, errors, reads = threading.Event(), [], [0] * N_READERS
-
-    def read(place: int) -> None:
-        last = 0
-        while not stop.is_set():
-            if place % 2:
-                n_rows, values, names = stream.complete()
-                assert names.tolist() == values[:, 0].tolist()
-            else:
-                n_rows, values = stream.latest()
-            assert len(values) == n_rows
-            assert (values == values[:, :1]).all()
-            assert (np.diff(values[:, 0]) == 1).all()
-            assert values[-1, 0] % 5 == 0
-            assert values[0, 0] == 0 or values[0, 0] % 5 == 1
-            assert values[-1, 0] >= last
-            last = values[-1, 0]
-            reads[place] += 1
-
-    def guarded(place: int) -> None:
+    def guarded(target: Callable[[], Any]) -> None:
+        torch.set_num_threads(1)
         try:
-            read(place)
+            target()
         except BaseException as error:
             errors.append(error)
-            stop.set()
 
-    threads = [threading.Thread(target=guarded, args=(place,)) for place in range(N_READERS)]
+    threads = [threading.Thread(target=guarded, args=(target,)) for target in targets]
     for thread in threads:
         thread.start()
-    number, writes = 1, 0
-    while writes + sum(reads) < OPERATIONS and not stop.is_set():
-        new = np.arange(number, number + 5)
-        with stream.update() as log:
-            log.append(
-                {"codes": np.zeros(5, dtype=np.int64), "values": np.repeat(new[:, None], 4, 1)}, new.tolist(), {}
-            )
-            if len(log.view) > 60:
-                log.evict(log.rows_of(range(int(log.view.names()[0]), number - 30)))
-            if number % 100 == 1:
-                log.erase(log.rows_of(range(int(log.view.names()[0]), number - 10)))
-        number, writes = number + 5, writes + 1
-    stop.set()
     for thread in threads:
         thread.join()
-    assert not errors, errors[0]
-    assert writes + sum(reads) >= OPERATIONS
-    assert min(reads) > 0
+    if errors:
+        raise errors[0]
 
 
 def test_predictions_during_updates_are_those_of_some_state() -> None:
-    """One thread goes round a schedule of updates; the predictions of its states are known."""
-    generator = np.random.default_rng(0)
-    rows, labels = generator.normal(size=(34, 2)), np.arange(34) % 3
-    queries = generator.normal(size=(3, 2))
-    live = KCal(projection="identity", bandwidth=0.5, progress=False).fit(rows[:30], labels[:30])
+    """One thread repeats a schedule of updates; the predictions of its states are known."""
+    live = KCal(projection="identity", bandwidth=0.5, progress=False).fit(ROWS[:30], LABELS[:30])
     schedule = [
-        lambda: live.partial_fit(rows[30:32], labels[30:32], ids=[30, 31]),
+        lambda: live.partial_fit(ROWS[30:32], LABELS[30:32], ids=[30, 31]),
         lambda: live.correct([30, 0], [2, 2]),
-        lambda: live.partial_fit(rows[32:34], labels[32:34], ids=[32, 33]),
+        lambda: live.partial_fit(ROWS[32:34], LABELS[32:34], ids=[32, 33]),
         lambda: live.correct([0, 33], [0, 0]),
         lambda: live.forget([30, 32]),
         lambda: live.forget([31, 33]),
     ]
-    allowed = []
+    allowed, evidence = [], []
     for step in schedule:
         step()
-        allowed.append(live.predict_proba(queries))
-    stop, errors, counts = threading.Event(), [], [0] * N_READERS
+        allowed.append(live.predict_proba(QUERIES))
+        evidence.append(live.evidence(QUERIES))
+    stop, counts, updates = threading.Event(), [0] * N_READERS, [0]
 
     def read(place: int) -> None:
-        torch.set_num_threads(1)
         try:
             while not stop.is_set():
-                probs = live.predict_proba(queries)
-                np.testing.assert_allclose(probs.sum(axis=1), 1.0, atol=1e-9)
-                assert any(np.allclose(probs, state, atol=1e-12) for state in allowed)
+                found, states = (
+                    (live.evidence(QUERIES), evidence) if place % 2 else (live.predict_proba(QUERIES), allowed)
+                )
+                assert any(np.allclose(found, state, atol=1e-12) for state in states)
                 counts[place] += 1
-        except BaseException as error:
-            errors.append(error)
+        finally:
             stop.set()
 
-    threads = [threading.Thread(target=read, args=(place,)) for place in range(N_READERS)]
-    for thread in threads:
-        thread.start()
-    updates = 0
-    while updates + sum(counts) < PREDICTIONS and not stop.is_set():
-        schedule[updates % N_STATES]()
-        updates += 1
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors[0]
-    assert updates > 10
+    def write() -> None:
+        while updates[0] + sum(counts) < OPERATIONS and not stop.is_set():
+            schedule[updates[0] % len(schedule)]()
+            updates[0] += 1
+        stop.set()
+
+    run(write, *(lambda place=place: read(place) for place in range(N_READERS)))
+    assert updates[0] > 10
     assert min(counts) > 10
 
 
-def test_readers_use_the_snapshot_before_while_another_makes_the_next() -> None:
+def test_no_update_of_several_writers_is_lost() -> None:
+    rows, labels = GENERATOR.normal(size=(640, 2)), np.arange(640) % 3
+    live = KCal(projection="identity", bandwidth=0.5, progress=False).fit(ROWS, LABELS, ids=np.arange(1_000, 1_060))
+
+    def write(place: int) -> None:
+        for row in range(place, 640, 4):
+            live.partial_fit(rows[[row]], labels[[row]], ids=[row])
+            if row % 8 == place:
+                live.correct([row], [(row + 1) % 3])
+            if row % 80 == place:
+                live.forget([row])
+
+    run(live.refresh, *(lambda place=place: write(place) for place in range(4)))
+    kept = [row for row in range(640) if row % 80 >= 4]
+    changed = np.array([label + (row % 8 < 4) for row, label in enumerate(labels)]) % 3
+    assert sorted(live.current_ids_) == kept + list(range(1_000, 1_060))
+    fresh = KCal(projection="identity", bandwidth=0.5, progress=False)
+    fresh.fit(np.concatenate([ROWS, rows[kept]]), np.concatenate([LABELS, changed[kept]]))
+    np.testing.assert_allclose(live.predict_proba(QUERIES), fresh.predict_proba(QUERIES), rtol=1e-9)
+
+
+class Slow(KCal):
+    """A KCal whose new models wait until they may be built."""
+
     entered, go_on = threading.Event(), threading.Event()
 
-    def slow(base: int, rows: SampleRows) -> Snapshot[Any]:
-        if len(rows) > 1:
-            entered.set()
-            assert go_on.wait(10)
-        return Snapshot(len(rows), base)
-
-    stream = Stream(0, SampleLog(samples()), slow, lambda latest, rows: latest)
-    assert stream.latest() == 1
-    changed = threading.Thread(target=add_one, args=(stream,))
-    changed.start()
-    changed.join()
-    maker = threading.Thread(target=stream.latest)
-    maker.start()
-    assert entered.wait(10)
-    assert stream.latest() == 1  # neither waits nor makes one itself: both would end with an error of slow()
-    go_on.set()
-    maker.join()
-    assert stream.latest() == 2
-    add_one(stream)
-    assert stream.latest() == 3  # the thread that made the update sees it
+    def _bandwidth_choice(self, samples: Samples) -> Any:
+        """Wait in a model that has more than the samples of the fit, or fewer."""
+        if len(samples) != 30:
+            self.entered.set()
+            assert self.go_on.wait(10)
+        return super()._bandwidth_choice(samples)
 
 
-def test_readers_do_not_wait_for_an_erasure_either() -> None:
-    entered, go_on = threading.Event(), threading.Event()
-
-    def slow(base: int, rows: SampleRows) -> Snapshot[Any]:
-        if rows.n_erasures:
-            entered.set()
-            assert go_on.wait(10)
-        return Snapshot(len(rows), base)
-
-    def change() -> None:
-        add_one(stream)
-        with stream.update() as log:
-            log.erase(log.rows_of([0]))
-
-    stream = Stream(0, SampleLog(samples()), slow, lambda latest, rows: latest)
-    assert stream.latest() == 1
-    writer = threading.Thread(target=change)
-    writer.start()
-    assert entered.wait(10)
-    assert stream.latest() == stream.complete() == 2  # of the samples before the erasure, which is not complete yet
-    go_on.set()
-    writer.join()
-    assert stream.latest() == 1
-    assert stream._published.rows.names().tolist() == [1]
+def test_readers_use_the_model_before_while_another_thread_builds_the_next() -> None:
+    """Neither a prediction nor the evidence waits or builds a model: either would end with an error of ``Slow``."""
+    updates = Updates(growth=1e6)
+    for change in (lambda live: live.partial_fit(ROWS[30:], LABELS[30:]).refresh(), lambda live: live.forget([0])):
+        live = Slow(projection="identity", bandwidth=0.5, progress=False, updates=updates).fit(ROWS[:30], LABELS[:30])
+        expected, evidence = live.predict_proba(QUERIES), live.evidence(QUERIES)
+        Slow.entered.clear()
+        Slow.go_on.clear()
+        writer = threading.Thread(target=change, args=(live,))
+        writer.start()
+        assert Slow.entered.wait(10)
+        np.testing.assert_array_equal(live.predict_proba(QUERIES), expected)
+        np.testing.assert_array_equal(live.evidence(QUERIES), evidence)
+        assert live.bandwidth_ == 0.5
+        Slow.go_on.set()
+        writer.join()
+        assert not np.array_equal(live.predict_proba(QUERIES), expected)
 
 
-def add_one(stream: Stream[Any]) -> None:
-    with stream.update() as log:
-        columns = {"codes": np.zeros(1, dtype=np.int64), "values": np.zeros((1, 4), dtype=np.int64)}
-        log.append(columns, log.new_ids(1), {})
-
-
-def test_a_refreshed_calibrator_leaves_nothing_for_readers_to_make() -> None:
-    generator = np.random.default_rng(0)
-    x, y = generator.normal(size=(60, 4)), np.arange(60) % 3
-    live = KCal(projection="identity").fit(x[:40], y[:40])
-    live.partial_fit(x[40:], y[40:]).refresh()
-    made = live.predict_proba(x[:5] + 0.1)
+def test_refresh_leaves_no_model_to_build() -> None:
+    live = KCal(projection="identity").fit(ROWS[:40], LABELS[:40])
+    live.partial_fit(ROWS[40:], LABELS[40:]).refresh()
+    model = live.model_
     seen: list[Any] = []
-    reader = threading.Thread(target=lambda: seen.append(live.frozen(complete=False)))
-    reader.start()
-    reader.join()
-    assert seen[0] is live.frozen(complete=False)
-    np.testing.assert_array_equal(seen[0].predict_proba(x[:5] + 0.1), made)
+    run(lambda: seen.append(live.model_))
+    assert seen[0] is model
+    assert len(model.points) == 60
 
 
-def test_readers_have_the_fitted_calibrator_while_the_first_snapshot_is_made() -> None:
-    entered, go_on = threading.Event(), threading.Event()
+def test_own_updates_are_seen_at_once() -> None:
+    live = KCal(projection="identity", bandwidth=0.5).fit(ROWS[:30], LABELS[:30])
 
-    def slow(base: int, rows: SampleRows) -> Snapshot[Any]:
-        entered.set()
-        assert go_on.wait(10)
-        return Snapshot(len(rows), base)
+    def add_and_predict() -> None:
+        for row in range(30, 60):
+            live.partial_fit(ROWS[[row]], LABELS[[row]])
+            assert live.support_size_ == row + 1
 
-    stream = Stream(0, SampleLog(samples()), slow, lambda latest, rows: latest, first=1)
-    assert stream.latest() == 1
-    writer = threading.Thread(target=lambda: (add_one(stream), stream.latest()))
-    writer.start()
-    assert entered.wait(10)
-    assert stream.latest() == 1
-    go_on.set()
-    writer.join()
-    assert stream.latest() == 2
+    run(add_and_predict, *([lambda: [live.predict_proba(QUERIES) for _ in range(60)]] * 3))

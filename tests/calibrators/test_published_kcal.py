@@ -10,10 +10,9 @@ import torch
 
 from kcal import KCal, PaperRecipe
 from kcal.calibrators import make_calibrator
-from kcal.calibrators.holdout import fold_codes
-from kcal.calibrators.kcal import learning
 from kcal.kernels import LeaveOutLoss, sort_support
-from kcal.projection import project
+from kcal.projection import project, training
+from kcal.samples import fold_codes
 from synthetic import make_problem
 
 
@@ -101,7 +100,7 @@ def test_what_decides_about_the_learning_rate_is_the_leave_one_out_loss_on_the_c
 ) -> None:
     """At the bandwidth of the training, for the projection as it is then, and never by folds."""
     seen = []
-    original = learning.train_checkpoints
+    original = training.train_checkpoints
 
     def watching(module: Any, *rest: Any, monitor: Any, **options: Any) -> Any:
         def watched(current: Any) -> float:
@@ -110,7 +109,7 @@ def test_what_decides_about_the_learning_rate_is_the_leave_one_out_loss_on_the_c
 
         return original(module, *rest, monitor=watched, **options)
 
-    monkeypatch.setattr(learning, "train_checkpoints", watching)
+    monkeypatch.setattr(training, "train_checkpoints", watching)
     recipe = PaperRecipe(epochs=2, batches_per_epoch=5, learning_rate=1.0, bandwidth=0.7)
     rows, labels = problem.embeddings[:40], problem.labels[:40]
     groups = np.arange(40) % 8

@@ -1,4 +1,4 @@
-"""Vector and matrix scaling: the minimiser of their loss, near one temperature where data are few."""
+"""Vector, matrix and ensemble temperature scaling: minimisers of their losses, near one temperature with few data."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
-from kcal import MatrixScaling, TemperatureScaling, VectorScaling
+from kcal import EnsembleTemperatureScaling, MatrixScaling, TemperatureScaling, VectorScaling
 from kcal.errors import InvalidInputError, MissingClassWarning
 
 
@@ -99,3 +99,37 @@ def test_separable_data_give_valid_rows_and_invalid_penalties_raise() -> None:
         np.testing.assert_allclose(found.sum(axis=1), 1)
         with pytest.raises(InvalidInputError, match="penalty must be"):
             kind(penalty=-1).fit(logits, labels)
+
+
+# Ensemble temperature scaling
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_weights_of_a_fine_grid_are_better(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(scale=2, size=(150, 3))
+    noisy = np.where(generator.random(150) < 0.2, 0, 1)[:, None] * logits * generator.uniform(0.5, 1.5)
+    labels, weights = (noisy + generator.gumbel(size=(150, 3))).argmax(axis=1), generator.uniform(size=150)
+    fitted = EnsembleTemperatureScaling().fit(logits, labels, sample_weight=weights)
+    parts = np.stack([softmax(logits / fitted.temperature_, axis=1), softmax(logits, axis=1), np.full((150, 3), 1 / 3)])
+    own = parts[:, np.arange(150), labels]
+
+    def loss(shares: Any) -> Any:
+        return -(weights @ np.log(shares @ own)) / weights.sum()
+
+    assert fitted.weights_.sum() == pytest.approx(1)
+    grid = [np.array([i, j, 200 - i - j]) / 200 for i in range(201) for j in range(201 - i)]
+    assert loss(fitted.weights_) <= min(loss(shares) for shares in grid) + 1e-9
+    np.testing.assert_allclose(fitted.predict_proba(logits), np.tensordot(fitted.weights_, parts, 1), atol=1e-9)
+
+
+def test_ensemble_recovers_temperature_free_noise_as_samples_grow() -> None:
+    """A quarter of the labels are drawn evenly; the rest follow the logits: shares (·, ·, 1/4) in the limit."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=3, size=(100_000, 4))
+    truth = 0.75 * softmax(logits, axis=1) + 0.25 / 4
+    labels = (np.cumsum(truth, axis=1) < generator.uniform(size=(len(logits), 1))).sum(axis=1)
+    found = EnsembleTemperatureScaling().fit(logits, labels).predict_proba(logits[:2000])
+    plain = TemperatureScaling().fit(logits, labels).predict_proba(logits[:2000])
+    error = np.abs(found - truth[:2000]).mean()
+    assert error < min(0.01, np.abs(plain - truth[:2000]).mean() / 2)

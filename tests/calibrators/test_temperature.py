@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 
 from kcal import KCalBlend, KNNInterpolation, TemperatureScaling, Uncalibrated
 from kcal.errors import InvalidInputError, LeakageWarning
-from two_input_problems import prior_penalty
+from two_input_problems import brute_force_temperature, prior_penalty, random_weights, small_problem
 
 
 def loss(logits: Any, labels: Any, temperature: float) -> float:
@@ -42,6 +42,25 @@ def test_the_temperature_matches_a_brute_force_grid(seed: int, temperature: floa
     best = np.exp(grid[place])
     assert abs(np.log(found / best)) < 4.7e-4  # one step of the finer grid
     assert penalised(logits, labels, found) <= penalised(logits, labels, best) + 1e-12
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(2, 40), st.sampled_from([0.003, 0.1, 1.0, 5.0]))
+def test_temperature_of_few_weighted_samples_matches_brute_force(seed: int, n: int, scale: float) -> None:
+    _, logits, labels = small_problem(n, seed)
+    weights = random_weights(n, seed)
+    fitted = TemperatureScaling().fit(scale * logits, labels, sample_weight=weights)
+    assert fitted.temperature_ == pytest.approx(brute_force_temperature(scale * logits, labels, weights), rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [60, 100, 200, 2000])
+@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
+def test_temperature_is_the_lower_of_two_minima(n: int) -> None:
+    """A few wide gaps and many narrow ones that are all right: the loss has a minimum for either."""
+    logits, labels = np.tile([0.0, 0.01], (n, 1)), np.ones(n, dtype=int)
+    logits[:3, 1] = 3.0
+    found = TemperatureScaling().fit(logits, labels).temperature_
+    assert found == pytest.approx(brute_force_temperature(logits, labels), rel=1e-6)
 
 
 def test_it_recovers_the_true_temperature_at_the_rate_of_the_root_of_samples() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import json
+import pickle
 import shutil
 import threading
 import warnings
@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import NotFittedError
-from small_network import Network, Trained
+from small_network import N_CLASSES, Network, Trained
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import kcal
-from kcal import CalibratedClassifier, InvalidInputError, KCalBlend
+from kcal import CalibratedClassifier, InvalidInputError, KCal, KCalBlend, NetworkWarning
+from kcal.persistence import load_with_network
 
 NAMES = ["ant", "bee", "cat", "dog"]
 
@@ -29,6 +30,11 @@ NAMES = ["ant", "bee", "cat", "dog"]
 @pytest.fixture(scope="module")
 def model(trained: Trained) -> CalibratedClassifier:
     return CalibratedClassifier(trained.network).fit(trained.calibration, classes=NAMES)
+
+
+@pytest.fixture(scope="module")
+def outputs(trained: Trained) -> kcal.ClassifierOutputs:
+    return kcal.extract(trained.network, trained.calibration)
 
 
 def by_hand(trained: Trained, calibrator: Any, points: torch.Tensor) -> np.ndarray:
@@ -39,7 +45,11 @@ def by_hand(trained: Trained, calibrator: Any, points: torch.Tensor) -> np.ndarr
         return calibrator.predict_proba(embeddings.numpy(), logits=network.fc(embeddings).numpy())
 
 
-def test_the_probabilities_are_those_of_the_calibrator(model: CalibratedClassifier, trained: Trained) -> None:
+def assert_equal(one: torch.Tensor, other: torch.Tensor) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_probabilities_are_those_of_the_calibrator(model: CalibratedClassifier, trained: Trained) -> None:
     network = copy.deepcopy(trained.network).eval()
     points, labels = next(iter(DataLoader(trained.calibration.dataset, batch_size=1000)))
     with torch.no_grad():
@@ -52,87 +62,129 @@ def test_the_probabilities_are_those_of_the_calibrator(model: CalibratedClassifi
     assert model.classes_.tolist() == NAMES
 
 
-def test_loaders_batches_outputs_and_folders_give_the_same(
-    model: CalibratedClassifier, trained: Trained, tmp_path: Path
-) -> None:
-    expected = model.predict_proba(trained.points)
-    loader = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=25)
-    folder = tmp_path / "outputs"
-    outputs = kcal.extract(trained.network, loader, to=folder)
-    for data in (loader, (trained.points, trained.labels), {"points": trained.points}, outputs, folder, str(folder)):
-        np.testing.assert_allclose(model.predict_proba(data), expected, atol=1e-6)
-    assert model.predict(loader).tolist() == [NAMES[k] for k in expected.argmax(axis=1)]
-    assert isinstance(model.calibrator, KCalBlend)
-    np.testing.assert_array_equal(model.evidence(loader), model.calibrator.evidence(outputs.embeddings))
-    again = CalibratedClassifier(trained.network).fit(kcal.extract(trained.network, trained.calibration), classes=NAMES)
-    np.testing.assert_array_equal(again.predict_proba(trained.points), expected)
-
-
-@pytest.mark.parametrize("method", ["ts", "isotonic", "kcal-logits", kcal.KCal(projection="identity", smoothing=0.1)])
-def test_every_method_can_calibrate(method: Any, trained: Trained) -> None:
+@pytest.mark.parametrize("method", ["ts", "isotonic", "kcal-logits", "kcal-blend", KCal(projection="identity")])
+def test_module_equals_predict_proba(method: Any, trained: Trained) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", kcal.HeldOutWarning)
         fitted = CalibratedClassifier(trained.network, method).fit(trained.calibration)
-    probs = fitted(trained.points).detach().numpy()
-    np.testing.assert_allclose(probs, fitted.predict_proba(trained.points), atol=1e-6)
-    np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-5)
+    probs = fitted(trained.points).detach()
+    np.testing.assert_allclose(probs.numpy(), fitted.predict_proba(trained.points), atol=1e-6)
+    np.testing.assert_allclose(probs.sum(dim=1), 1, atol=1e-5)
     assert fitted.classes_.tolist() == [0, 1, 2, 3]
+    if fitted.calibrator.has_evidence:
+        found = fitted.with_evidence(trained.points)
+        assert_equal(found[0].detach(), probs)
+        np.testing.assert_allclose(found[1].detach().numpy(), fitted.evidence(trained.points), atol=1e-6)
 
 
-def test_the_training_loader_serves_a_learned_projection(trained: Trained) -> None:
-    unfitted = kcal.KCal(recipe=kcal.FastRecipe(steps=5), dimension=4)
+def test_data_of_every_kind_give_the_same(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
+    expected = model.predict_proba(trained.points)
+    loader = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=25)
+    folder = tmp_path / "outputs"
+    extracted = kcal.extract(trained.network, loader, to=folder)
+    points, labels = trained.points.numpy(), trained.labels.numpy()
+    halves = ((trained.points[:25], trained.labels[:25]), [trained.points[25:], trained.labels[25:]])
+    by_name = ({"points": trained.points[:25]}, {"points": trained.points[25:]})
+    batches: list[Any] = [loader, list(loader), (trained.points, trained.labels), {"points": trained.points}]
+    batches += [extracted, folder, str(folder), halves, by_name, iter(halves)]
+    batches += [points, [points, labels], (points, labels), (points, labels.tolist())]
+    batches += [[(trained.points, -torch.ones(60))], [(trained.points, ["?"] * 60)]]  # labels play no part
+    for data in batches:
+        np.testing.assert_allclose(model.predict_proba(data), expected, atol=1e-6)
+    assert model.predict(loader).tolist() == [NAMES[k] for k in expected.argmax(axis=1)]
+    np.testing.assert_array_equal(model.evidence(loader), model.calibrator.evidence(extracted.embeddings))
+    for data in (kcal.extract(trained.network, trained.calibration), tuple(trained.calibration)):
+        again = CalibratedClassifier(trained.network).fit(data, classes=NAMES)
+        np.testing.assert_array_equal(again.predict_proba(trained.points), expected)
+
+
+def test_training_loader_serves_a_learned_projection(trained: Trained) -> None:
+    unfitted = KCal(recipe=kcal.FastRecipe(steps=5), dimension=4)
     fitted = CalibratedClassifier(trained.network, unfitted).fit(trained.calibration, train_loader=trained.train)
-    assert isinstance(fitted.calibrator, kcal.KCal)
     assert fitted.calibrator.training_curve_ is not None
-    assert unfitted is not fitted.calibrator  # what the user passed stays unfitted
-    assert not hasattr(unfitted, "classes_")
+    assert not hasattr(unfitted, "classes_")  # what the user passed stays unfitted
+    for method in ("kcal-blend", "ts", KCal(projection="identity")):
+        other = CalibratedClassifier(trained.network, method)
+        with pytest.raises(InvalidInputError, match=r"^train_loader"):
+            other.fit(trained.calibration, train_loader=trained.train)
+        assert other.calibrator is None
 
 
-@pytest.mark.parametrize("method", ["kcal-blend", "ts", kcal.KCal(projection="identity")])
-def test_a_training_loader_that_the_method_does_not_learn_from_is_an_error(method: Any, trained: Trained) -> None:
-    model = CalibratedClassifier(trained.network, method)
-    with pytest.raises(kcal.InvalidInputError, match=r"^train_loader must be left out: method") as raised:
-        model.fit(trained.calibration, train_loader=trained.train)
-    assert raised.value.parameter == "train_loader"
-    assert model.calibrator is None
-
-
-def test_groups_and_weights_reach_the_calibrator(trained: Trained) -> None:
-    groups, weights = np.arange(240) % 6, np.linspace(0.5, 2, 240)
-    fitted = CalibratedClassifier(trained.network).fit(trained.calibration, groups=groups, sample_weight=weights)
-    outputs = kcal.extract(trained.network, trained.calibration)
+def test_groups_and_weights_reach_the_calibrator(trained: Trained, outputs: kcal.ClassifierOutputs) -> None:
+    groups, weights = 3 * outputs.labels + np.arange(240) % 3, np.linspace(0.5, 2, 240)
     blend = KCalBlend().fit(
         outputs.embeddings, outputs.labels, logits=outputs.logits, groups=groups, sample_weight=weights
     )
-    np.testing.assert_allclose(fitted.predict_proba(trained.points), by_hand(trained, blend, trained.points), atol=1e-6)
+    expected = by_hand(trained, blend, trained.points)
+    fitted = CalibratedClassifier(trained.network).fit(trained.calibration, groups=groups, sample_weight=weights)
+    given = CalibratedClassifier(trained.network).fit(replace(outputs, groups=groups, weights=weights))
+    for one in (fitted, given):
+        np.testing.assert_allclose(one.predict_proba(trained.points), expected, atol=1e-6)
+        assert one.calibrator.shares_ == blend.shares_
+    without = CalibratedClassifier(trained.network).fit(replace(outputs, weights=weights))
+    assert without.calibrator.shares_ != blend.shares_
 
 
-def test_a_state_dictionary_restores_a_new_classifier(model: CalibratedClassifier, trained: Trained) -> None:
+@pytest.mark.parametrize("method", ["kcal-blend", KCal(projection="identity"), "ts"])
+def test_state_dictionary_restores_a_new_classifier(method: Any, trained: Trained) -> None:
+    model = CalibratedClassifier(trained.network, method).fit(trained.calibration, classes=NAMES)
     content = io.BytesIO()
-    torch.save(model.state_dict(), content)
+    torch.save(nn.ModuleDict({"inner": model}).state_dict(), content)
     content.seek(0)
     fresh = CalibratedClassifier(Network())
-    fresh.load_state_dict(torch.load(content, weights_only=True))
-    torch.testing.assert_close(fresh(trained.points), model(trained.points), rtol=0, atol=0)
+    nn.ModuleDict({"inner": fresh}).load_state_dict(torch.load(content, weights_only=True))
+    assert_equal(fresh(trained.points), model(trained.points))
     np.testing.assert_array_equal(fresh.predict_proba(trained.points), model.predict_proba(trained.points))
     assert fresh.classes_.tolist() == NAMES
-    unfitted = CalibratedClassifier(Network())
-    unfitted.load_state_dict(CalibratedClassifier(trained.network).state_dict())
-    torch.testing.assert_close(unfitted.network(trained.points).shape, (60, 4))
+    fresh.load_state_dict(CalibratedClassifier(Network()).state_dict())  # of an unfitted one
+    assert fresh.calibrator is None
+    with pytest.raises(NotFittedError):
+        fresh(trained.points)
+
+
+def test_state_dictionary_has_the_calibration_set_once(model: CalibratedClassifier) -> None:
+    state = model.state_dict()
+    tensors = [*state.pop("_extra_state")["tensors"].values(), *state.values()]
+    points = model.calibrator.model_.estimate.points
+    assert sum(part.shape == points.shape and torch.equal(part, points) for part in tensors) == 1
+
+
+class Wide(nn.Module):
+    """The same names as the small network, more features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 24))
+        self.fc = nn.Linear(24, N_CLASSES)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(points))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_state_of_another_network_changes_nothing(strict: bool, model: CalibratedClassifier, trained: Trained) -> None:
+    torch.manual_seed(5)
+    other = CalibratedClassifier(Wide(), KCal(projection="identity")).fit(trained.calibration)
+    before, probs = copy.deepcopy(dict(other.network.state_dict())), other(trained.points)
+    with pytest.raises(InvalidInputError, match=r"^state_dict.*fc\.weight"):
+        other.load_state_dict(model.state_dict(), strict=strict)
+    torch.testing.assert_close(dict(other.network.state_dict()), before, rtol=0, atol=0)
+    assert_equal(other(trained.points), probs)
 
 
 def test_copies_and_half_precision(model: CalibratedClassifier, trained: Trained) -> None:
     probs = model(trained.points)
-    torch.testing.assert_close(copy.deepcopy(model)(trained.points), probs, rtol=0, atol=0)
+    assert_equal(copy.deepcopy(model)(trained.points), probs)
+    assert_equal(pickle.loads(pickle.dumps(model))(trained.points), probs)
     half = copy.deepcopy(model).to(torch.bfloat16)
     assert next(half.network.parameters()).dtype == torch.bfloat16
     rough = half(trained.points.bfloat16())
     assert rough.dtype == torch.float32
     assert 0 < (rough - probs).abs().max().item() < 0.1
-    torch.testing.assert_close(model.to("cpu")(trained.points), probs, rtol=0, atol=0)
+    assert_equal(model.to("cpu")(trained.points), probs)
 
 
-def test_the_calibrated_head_compiles_in_one_graph(model: CalibratedClassifier, trained: Trained) -> None:
+def test_calibrated_head_compiles_in_one_graph(model: CalibratedClassifier, trained: Trained) -> None:
     outputs = kcal.extract(trained.network, [trained.points])
     rows = torch.from_numpy(outputs.embeddings), torch.from_numpy(outputs.logits)
     compiled = torch.compile(model.calibrated_head, fullgraph=True, backend="eager")
@@ -141,7 +193,7 @@ def test_the_calibrated_head_compiles_in_one_graph(model: CalibratedClassifier, 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # of torch's own parts
-def test_the_calibrated_head_runs_as_compiled_code(trained: Trained) -> None:
+def test_calibrated_head_runs_as_compiled_code(trained: Trained) -> None:
     fitted = CalibratedClassifier(trained.network, "ts").fit(trained.calibration)
     logits = torch.from_numpy(kcal.extract(trained.network, [trained.points]).logits)
     compiled = torch.compile(fitted.calibrated_head, fullgraph=True)  # kept in torch's cache for the next run
@@ -150,71 +202,101 @@ def test_the_calibrated_head_runs_as_compiled_code(trained: Trained) -> None:
     torch.testing.assert_close(found, fitted(trained.points), rtol=0, atol=1e-6)
 
 
-def test_a_file_holds_the_calibrator_and_a_reference(
+def test_file_has_the_calibrator_and_names_the_network(
     model: CalibratedClassifier, trained: Trained, tmp_path: Path
 ) -> None:
     path = model.save(tmp_path / "model.kcal")
-    loaded = CalibratedClassifier.load(path, trained.network)
-    torch.testing.assert_close(loaded(trained.points), model(trained.points), rtol=0, atol=0)
+    assert_equal(CalibratedClassifier.load(path, trained.network)(trained.points), model(trained.points))
     assert isinstance(kcal.load(path), KCalBlend)  # the calibrator alone
-    content = path.read_bytes()
-    weights = trained.network.fc.weight.detach().numpy().tobytes()
-    assert weights not in content
-    with pytest.raises(InvalidInputError, match=r"network must be the one that .*model\.kcal was fitted with"):
+    assert trained.network.fc.weight.detach().numpy().tobytes() not in path.read_bytes()
+    reference = load_with_network(path)[1]
+    assert reference["class"].endswith("small_network.Network")
+    assert reference["head"] == {"name": "fc", "logits_key": None, "call_index": 0, "gives_logits": True}
+    with pytest.raises(InvalidInputError, match=r"^network .*model\.kcal"):
         CalibratedClassifier.load(path, Network())
+    for head in ({"name": 3}, {**reference["head"], "call_index": "0"}, "fc"):
+        damaged = kcal.save(model.calibrator, tmp_path / "damaged.kcal", network={**reference, "head": head})
+        with pytest.raises(kcal.FileFormatError, match="head"):
+            CalibratedClassifier.load(damaged, trained.network)
 
 
-def test_a_file_without_a_network_is_loaded_too(trained: Trained, tmp_path: Path) -> None:
-    outputs = kcal.extract(trained.network, trained.calibration)
+def test_file_without_a_network_warns(trained: Trained, outputs: kcal.ClassifierOutputs, tmp_path: Path) -> None:
     ts = kcal.TemperatureScaling().fit(outputs.logits, outputs.labels)
     path = kcal.save(ts, tmp_path / "ts.kcal")
-    with pytest.warns(kcal.NetworkWarning, match="does not say which network it belongs to"):
+    with pytest.warns(NetworkWarning):
         loaded = CalibratedClassifier.load(path, trained.network)
-    np.testing.assert_allclose(
-        loaded(trained.points).detach().numpy(), loaded.predict_proba(trained.points), rtol=0, atol=1e-6
-    )
+    expected = loaded.predict_proba(trained.points)
+    np.testing.assert_allclose(loaded(trained.points).detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
-def test_a_damaged_reference_is_refused(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
-    from kcal.embeddings.digests import checksum
+def test_calibrator_and_network_are_of_one_file_even_if_it_is_replaced(
+    model: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model.save(tmp_path / "model.kcal")
+    other = CalibratedClassifier(Network(), "uncal").fit(trained.calibration).save(tmp_path / "other.kcal")
+    plain = Path.open
 
-    for head in ({"name": 3}, {"name": "fc", "logits_key": None, "call_index": "0", "gives_logits": True}, "fc"):
-        reference = {"class": "Network", "checksum": checksum(trained.network), "head": head}
-        path = kcal.save(model.calibrator, tmp_path / "model.kcal", network=reference)
-        with pytest.raises(kcal.FileFormatError, match="the stored head is damaged"):
-            CalibratedClassifier.load(path, trained.network)
+    def open_and_replace(self: Path, *arguments: Any, **options: Any) -> Any:
+        opened = plain(self, *arguments, **options)
+        if other.exists():
+            other.replace(path)
+        return opened
+
+    monkeypatch.setattr(Path, "open", open_and_replace)
+    assert_equal(CalibratedClassifier.load(path, trained.network)(trained.points), model(trained.points))
 
 
-def test_a_head_given_as_a_function_is_given_again(trained: Trained, tmp_path: Path) -> None:
+def test_head_that_is_a_function_is_given_again(trained: Trained, tmp_path: Path) -> None:
     def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = trained.network.body(points)
-        return features, trained.network.fc(features)
+        return features[:, ::2], trained.network.fc(features)
 
     fitted = CalibratedClassifier(trained.network, head=head).fit(trained.calibration)
     path = fitted.save(tmp_path / "model.kcal")
-    loaded = CalibratedClassifier.load(path, trained.network, head=head)
-    torch.testing.assert_close(loaded(trained.points), fitted(trained.points), rtol=0, atol=0)
+    assert_equal(CalibratedClassifier.load(path, trained.network, head=head)(trained.points), fitted(trained.points))
+    for load in (
+        lambda: CalibratedClassifier.load(path, trained.network),
+        lambda: CalibratedClassifier(Network()).load_state_dict(fitted.state_dict()),
+    ):
+        with pytest.raises(InvalidInputError, match=r"^head"):
+            load()
 
 
-def test_the_mode_of_the_network_plays_no_part_and_stays(model: CalibratedClassifier, trained: Trained) -> None:
+def test_head_may_be_a_layer_or_its_name(model: CalibratedClassifier, trained: Trained) -> None:
+    given = CalibratedClassifier(trained.network, "ts", head=trained.network.fc).fit(trained.calibration)
+    found = CalibratedClassifier(Network(), "ts")
+    found.load_state_dict(given.state_dict())  # the layer is no second submodule
+    assert_equal(found(trained.points), given(trained.points))
+    named = CalibratedClassifier(nn.DataParallel(trained.network), head="module.fc").fit(trained.calibration)
+    np.testing.assert_array_equal(named.predict_proba(trained.points), model.predict_proba(trained.points))
+    with pytest.raises(InvalidInputError, match=r"^head"):
+        CalibratedClassifier(trained.network, head="nowhere")
+
+
+def test_mode_of_the_network_plays_no_part_and_stays(model: CalibratedClassifier, trained: Trained) -> None:
     trained.network.train()
     first, second = model(trained.points), model(trained.points)
     assert trained.network.training
     assert trained.network.body[2].training
-    torch.testing.assert_close(first, second, rtol=0, atol=0)  # dropout is off
+    assert_equal(first, second)  # dropout is off
     model.eval()
     assert not trained.network.training
-    torch.testing.assert_close(model(trained.points), first, rtol=0, atol=0)
+    assert_equal(model(trained.points), first)
 
 
-def test_inputs_by_name_and_gradients(model: CalibratedClassifier, trained: Trained) -> None:
-    torch.testing.assert_close(model(points=trained.points), model(trained.points), rtol=0, atol=0)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_modes_of_the_caller_play_no_part(mode: Any, trained: Trained, outputs: kcal.ClassifierOutputs) -> None:
+    queries = kcal.extract(trained.network, [trained.points])
+    expected = CalibratedClassifier(trained.network).fit(outputs).predict_proba(queries)
+    with mode():
+        fitted = CalibratedClassifier(trained.network).fit(outputs)
+        np.testing.assert_array_equal(fitted.predict_proba(queries), expected)
+        assert fitted(trained.points).dtype == torch.float32
+    np.testing.assert_array_equal(fitted.predict_proba(queries), expected)  # nothing of the mode is left
     points = trained.points.clone().requires_grad_()
-    model(points)[:, 0].sum().backward()
-    assert points.grad is not None
+    fitted(points)[:, 0].sum().backward()
     assert float(points.grad.abs().max()) > 0
-    with pytest.raises(InvalidInputError, match="inputs must be arguments of the network, each once"):
-        model(trained.points, points=trained.points)
+    trained.network.zero_grad()
 
 
 def test_threads_do_not_disturb_each_other(model: CalibratedClassifier, trained: Trained) -> None:
@@ -234,103 +316,77 @@ def test_threads_do_not_disturb_each_other(model: CalibratedClassifier, trained:
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda _: CalibratedClassifier("resnet"), "network must be an nn.Module"),
-        (lambda t: CalibratedClassifier(t.network, 3), "method must be the name of a method or a calibrator; got 3"),
-        (lambda t: CalibratedClassifier(t.network, "magic").fit(t.calibration), "method must be one of 'uncal'"),
-        (lambda t: CalibratedClassifier(t.network).fit([t.points]), "loader must yield labels to fit; got inputs only"),
-        (lambda t: CalibratedClassifier(t.network).fit([]), "loader must yield at least one batch"),
-        (
-            lambda t: CalibratedClassifier(t.network).fit(t.calibration, classes=["a"]),
-            r"every column of the logits \(4\)",
-        ),
-        (lambda t: CalibratedClassifier(t.network).fit("nowhere"), "folder must hold outputs.json"),
-        (lambda t: CalibratedClassifier(nn.Linear(6, 1)).fit(t.calibration), "of at least two classes"),
-        (lambda t: CalibratedClassifier(t.network).fit([(t.points, t.labels + 1)]), "labels must be from 0 to 3"),
-        (
-            lambda t: CalibratedClassifier(t.network, "ts").fit(t.calibration).evidence(t.points),
-            "a method with evidence",
-        ),
-    ],
-)
-def test_wrong_input_is_refused(make: Any, message: str, trained: Trained) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+class Masked(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, points: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.fc(points * mask)
+        return logits
+
+
+def test_positional_and_keyword_inputs_can_be_mixed() -> None:
+    torch.manual_seed(0)
+    points, mask = torch.randn(60, 4), (torch.rand(60, 4) > 0.3).float()
+    batch = {"points": points, "mask": mask, "labels": torch.arange(60) % 3}
+    model = CalibratedClassifier(Masked(), "uncal").fit([batch])
+    expected = model(points, mask)
+    for found in (model(points, mask=mask), model(points=points, mask=mask)):
+        assert_equal(found, expected)
+    with pytest.raises(InvalidInputError, match=r"^inputs"):
+        model(points, points=points)
+
+
+FITS: list[tuple[str, Any]] = [
+    ("network", lambda _: CalibratedClassifier("resnet")),
+    ("method", lambda t: CalibratedClassifier(t.network, 3)),
+    ("method", lambda t: CalibratedClassifier(t.network, "magic").fit(t.calibration)),
+    ("loader", lambda t: CalibratedClassifier(t.network).fit([t.points])),
+    ("loader", lambda t: CalibratedClassifier(t.network).fit([])),
+    ("classes", lambda t: CalibratedClassifier(t.network).fit(t.calibration, classes=["a"])),
+    ("folder", lambda t: CalibratedClassifier(t.network).fit("nowhere")),
+    ("labels", lambda t: CalibratedClassifier(t.network).fit([(t.points, t.labels + 1)])),
+    ("labels", lambda t: CalibratedClassifier(t.network).fit([(t.points, t.labels - 1)], classes=NAMES)),
+    ("method", lambda t: CalibratedClassifier(t.network, "ts").fit(t.calibration).evidence(t.points)),
+]
+
+
+@pytest.mark.parametrize(("parameter", "make"), FITS)
+def test_wrong_input_is_named(parameter: str, make: Any, trained: Trained) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^{parameter}"):
         make(trained)
 
 
-def test_before_the_fit_there_is_nothing_to_predict(trained: Trained, tmp_path: Path) -> None:
+def test_inputs_are_tensors_with_samples(model: CalibratedClassifier, trained: Trained) -> None:
+    for run in (model, model.with_evidence):
+        for call in (lambda r: r(trained.points.numpy()), lambda r: r(points=trained.points.numpy())):
+            with pytest.raises(InvalidInputError, match=r"^inputs must be tensors"):
+                call(run)
+    for run in (model, model.with_evidence, model.predict_proba):
+        with pytest.raises(InvalidInputError, match="at least one sample"):
+            run(trained.points[:0])
+    with pytest.raises(InvalidInputError, match="second part"):  # a second input is not taken for labels
+        model.predict_proba((trained.points, torch.rand(60, 1)))
+
+
+def test_unfitted_classifier_says_so(trained: Trained, tmp_path: Path) -> None:
     unfitted = CalibratedClassifier(trained.network)
-    for use in (unfitted, unfitted.predict_proba, unfitted.evidence, lambda _: unfitted.save(tmp_path / "model.kcal")):
+    uses: list[Any] = [unfitted, unfitted.with_evidence, unfitted.predict_proba, unfitted.predict, unfitted.evidence]
+    uses += [lambda _: unfitted.save(tmp_path / "model"), lambda p: unfitted.to_onnx(tmp_path / "model", p)]
+    for use in [*uses, unfitted.to_exported]:
         with pytest.raises(NotFittedError, match="call fit with a calibration set first"):
             use(trained.points)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_reference_is_text(model: CalibratedClassifier, tmp_path: Path) -> None:
-    from kcal.persistence import load_with_network
-
-    reference = load_with_network(model.save(tmp_path / "model.kcal"))[1]
-    assert reference is not None
-    assert json.loads(json.dumps(reference)) == reference
-    assert reference["class"].endswith("small_network.Network")
-    assert reference["head"] == {"name": "fc", "logits_key": None, "call_index": 0, "gives_logits": True}
-
-
-def test_calibrator_and_network_are_of_one_file_even_if_it_is_replaced(
-    model: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = model.save(tmp_path / "model.kcal")
-    other = CalibratedClassifier(Network(), "uncal").fit(trained.calibration).save(tmp_path / "other.kcal")
-    plain = Path.open
-
-    def open_and_replace(self: Path, *arguments: Any, **options: Any) -> Any:
-        opened = plain(self, *arguments, **options)
-        if other.exists():
-            other.replace(path)
-        return opened
-
-    monkeypatch.setattr(Path, "open", open_and_replace)
-    loaded = CalibratedClassifier.load(path, trained.network)
-    torch.testing.assert_close(loaded(trained.points), model(trained.points), rtol=0, atol=0)
-
-
-def test_groups_and_weights_of_given_outputs_are_kept(trained: Trained) -> None:
-    outputs = kcal.extract(trained.network, trained.calibration)
-    outputs = replace(outputs, groups=3 * outputs.labels + np.arange(240) % 3)  # samples of a group err together
-    fitted = CalibratedClassifier(trained.network).fit(outputs)
-    expected = kcal.fit_on(KCalBlend(), outputs)
-    assert isinstance(fitted.calibrator, KCalBlend)
-    assert fitted.calibrator.group_efficiency_ == expected.group_efficiency_ < 1
-
-
-def test_a_function_must_be_given_again(trained: Trained, tmp_path: Path) -> None:
-    def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        features = trained.network.body(points)
-        return features[:, ::2], trained.network.fc(features)
-
-    fitted = CalibratedClassifier(trained.network, head=head).fit(trained.calibration)
-    path = fitted.save(tmp_path / "model.kcal")
-    with pytest.raises(InvalidInputError, match="head must be given again: it is a function"):
-        CalibratedClassifier.load(path, trained.network)
-    with pytest.raises(InvalidInputError, match="head must be given again"):
-        CalibratedClassifier(Network()).load_state_dict(fitted.state_dict())
-
-
-def test_a_layer_given_as_the_head_is_no_second_submodule(trained: Trained) -> None:
-    given = CalibratedClassifier(trained.network, "ts", head=trained.network.fc).fit(trained.calibration)
-    found = CalibratedClassifier(Network(), "ts")
-    found.load_state_dict(given.state_dict())
-    torch.testing.assert_close(found(trained.points), given(trained.points), rtol=0, atol=0)
-
-
-def test_a_class_without_samples_keeps_its_column(trained: Trained) -> None:
-    outputs = kcal.extract(trained.network, trained.calibration)
+def test_class_without_samples_keeps_its_column(trained: Trained, outputs: kcal.ClassifierOutputs) -> None:
     rows = np.flatnonzero(outputs.labels != 1)
     some = kcal.ClassifierOutputs(outputs.embeddings[rows], outputs.logits[rows], outputs.labels[rows])
     with pytest.warns(kcal.MissingClassWarning):
-        fitted = CalibratedClassifier(trained.network, kcal.KCal(projection="identity")).fit(some)
+        fitted = CalibratedClassifier(trained.network, KCal(projection="identity")).fit(some)
     assert fitted(trained.points).shape == (60, 4)
     assert fitted.classes_.tolist() == [0, 1, 2, 3]
 
@@ -338,101 +394,89 @@ def test_a_class_without_samples_keeps_its_column(trained: Trained) -> None:
 def test_outputs_of_another_network_are_refused(trained: Trained, tmp_path: Path) -> None:
     torch.manual_seed(99)
     other = Network()
-    kcal.extract(other, trained.calibration, to=tmp_path / "other")
-    for outputs in (kcal.extract(other, trained.calibration), tmp_path / "other"):
-        with pytest.raises(InvalidInputError, match="loader must be outputs of this network"):
-            CalibratedClassifier(trained.network, "ts").fit(outputs)
     own = kcal.extract(trained.network, trained.calibration, autocast=torch.bfloat16)
     CalibratedClassifier(trained.network, "ts").fit(own)
+    normed = copy.deepcopy(trained.network)
+    nn.utils.parametrizations.weight_norm(normed.fc)
+    CalibratedClassifier(normed, "ts").fit(kcal.extract(normed, trained.calibration))  # computed weights
     narrow = kcal.ClassifierOutputs(own.embeddings[:, :-1], own.logits, own.labels)
-    with pytest.raises(InvalidInputError, match="loader must be outputs of this network"):
-        CalibratedClassifier(trained.network, "ts").fit(narrow)
+    kcal.extract(other, trained.calibration, to=tmp_path / "other")
+    for outputs in (kcal.extract(other, trained.calibration), tmp_path / "other", narrow):
+        with pytest.raises(InvalidInputError, match=r"^loader must be outputs of this network"):
+            CalibratedClassifier(trained.network, "ts").fit(outputs)
 
 
-def test_a_batch_of_a_loader_is_a_batch(model: CalibratedClassifier, trained: Trained) -> None:
-    loader = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=60)
-    batch = next(iter(loader))
-    assert isinstance(batch, list)
-    np.testing.assert_array_equal(model.predict_proba(batch), model.predict_proba(loader))
+def test_order_matters_where_rows_are_returned_or_paired(model: CalibratedClassifier, trained: Trained) -> None:
     shuffled = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=60, shuffle=True)
-    with pytest.warns(kcal.LoaderWarning, match="shuffles"):
-        model.predict_proba(shuffled)
-
-
-def test_the_order_of_training_and_calibration_plays_no_part(trained: Trained) -> None:
-    shuffled = DataLoader(trained.calibration.dataset, batch_size=50, shuffle=True)
-    fitted = CalibratedClassifier(trained.network, "ts").fit(shuffled)  # no warning
-    np.testing.assert_allclose(fitted(trained.points).detach().sum(dim=1), 1, atol=1e-5)
+    for predict in (model.predict_proba, model.predict, model.evidence):
+        with pytest.warns(kcal.LoaderWarning, match="shuffles") as caught:
+            predict(shuffled)
+        assert len(caught) == 1
+    calibration = DataLoader(trained.calibration.dataset, batch_size=50, shuffle=True)
+    CalibratedClassifier(trained.network, "ts").fit(calibration)  # no warning
     for name, values in {"groups": np.arange(240) % 5, "sample_weight": np.ones(240)}.items():
-        with pytest.raises(InvalidInputError, match=f"{name} must be in the order of the loader's batches"):
-            CalibratedClassifier(trained.network, "ts").fit(shuffled, **{name: values})
+        with pytest.raises(InvalidInputError, match=rf"^{name} must be in the order"):
+            CalibratedClassifier(trained.network, "ts").fit(calibration, **{name: values})
 
 
-def test_labels_of_given_outputs_are_checked(trained: Trained) -> None:
-    outputs = kcal.extract(trained.network, trained.calibration)
-    for label in (-1, 9):
-        wrong = replace(outputs, labels=np.where(outputs.labels == 2, label, outputs.labels))
-        with pytest.raises(InvalidInputError, match=f"labels must be from 0 to 3.*got {label} at row"):
-            CalibratedClassifier(trained.network).fit(wrong, classes=NAMES)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_modes_of_the_caller_play_no_part(mode: Any, trained: Trained) -> None:
-    outputs = kcal.extract(trained.network, trained.calibration)
-    plain = CalibratedClassifier(trained.network).fit(outputs)
-    with mode():
-        fitted = CalibratedClassifier(trained.network).fit(outputs)
-    queries = kcal.extract(trained.network, [trained.points])
-    expected = plain.predict_proba(queries)
-    np.testing.assert_array_equal(fitted.predict_proba(queries), expected)
-    with mode():
-        np.testing.assert_array_equal(fitted.predict_proba(queries), expected)
-        probs = fitted(trained.points)
-    assert probs.dtype == torch.float32
-    np.testing.assert_array_equal(fitted.predict_proba(queries), expected)  # nothing of the mode is left
-    fitted(trained.points.clone().requires_grad_()).sum().backward()
-    trained.network.zero_grad()
-
-
-def test_predictions_ignore_labels(model: CalibratedClassifier, trained: Trained) -> None:
-    expected = model.predict_proba(trained.points)
-    np.testing.assert_array_equal(model.predict_proba([(trained.points, -torch.ones(60))]), expected)
-    np.testing.assert_array_equal(model.predict_proba([(trained.points, ["?"] * 60)]), expected)
-
-
-def test_weights_that_changed_since_the_fit_are_told_when_saving(trained: Trained, tmp_path: Path) -> None:
+def test_changed_weights_are_told_when_saving(trained: Trained, tmp_path: Path) -> None:
     fitted = CalibratedClassifier(copy.deepcopy(trained.network), "ts").fit(trained.calibration)
     fitted.save(tmp_path / "model.kcal")
     with torch.no_grad():
         fitted.network.fc.weight.mul_(2)
-    with pytest.warns(kcal.NetworkWarning, match="have changed since the fit"):
+    with pytest.warns(NetworkWarning, match="changed since the fit"):
         fitted.save(tmp_path / "model.kcal")
 
 
-def test_a_second_input_is_not_taken_for_labels(model: CalibratedClassifier, trained: Trained) -> None:
-    with pytest.raises(InvalidInputError, match="got a second part with fractions in batch 0"):
-        model.predict_proba((trained.points, torch.rand(60, 1)))
-    assert model.predict_proba((trained.points, torch.full((60,), -1))).shape == (60, 4)
-
-
-def test_warnings_of_the_calibrator_point_at_the_caller(trained: Trained) -> None:
-    outputs = kcal.extract(trained.network, trained.calibration)
-    calibrator = kcal.KCal(projection="identity").fit(outputs.embeddings, outputs.labels)
-    with pytest.warns(kcal.LeakageWarning) as caught:
-        calibrator.predict_proba(outputs.embeddings)
-    assert {warning.filename for warning in caught} == {__file__}
-
-
-def test_a_calibrator_that_learns_and_forgets_changes_the_module(trained: Trained) -> None:
-    calibrator = kcal.KCal(projection="identity", bandwidth=0.5)
-    model = CalibratedClassifier(trained.network, calibrator).fit(trained.calibration)
+@pytest.mark.parametrize("method", [KCal(projection="identity", bandwidth=0.5), "kcal-blend"])
+def test_module_follows_a_calibrator_that_forgets(method: Any, trained: Trained) -> None:
+    model = CalibratedClassifier(trained.network, method).fit(trained.calibration)
     before = model(trained.points).detach()
     outputs = model.outputs(trained.calibration)
     model.calibrator.forget(np.arange(100))
     after = model(trained.points).detach()
     assert float((after - before).abs().max()) > 1e-3
     np.testing.assert_allclose(after.numpy(), model.predict_proba(trained.points), atol=1e-6)
-    erased = torch.from_numpy(outputs.embeddings[:100])
-    held = [part for part in model.calibrated_head.state_dict().values() if part.shape[1:] == erased.shape[1:]]
-    assert held
-    assert not any(bool((torch.cdist(erased, part.float()) < 1e-6).any()) for part in held)
+    erased = [torch.from_numpy(part[:100]) for part in (outputs.embeddings, outputs.logits)]
+    state = model.state_dict()
+    held = [part for part in [*state.pop("_extra_state")["tensors"].values(), *state.values()] if part.ndim == 2]
+    for part in held:
+        for rows in erased:
+            assert part.shape[1] != rows.shape[1] or not (torch.cdist(rows, part.float()) < 1e-6).any()
+
+
+class Switching(nn.Module):
+    """Gives the scores of another layer where they are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far = nn.Linear(6, N_CLASSES), nn.Linear(6, N_CLASSES)
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        near, far = self.near(points), self.far(points)
+        return torch.where(far.abs().amax(dim=1, keepdim=True) > 50, far, near)
+
+
+def test_head_that_no_longer_gives_the_logits_is_refused_everywhere(trained: Trained) -> None:
+    torch.manual_seed(0)
+    fitted = CalibratedClassifier(Switching(), KCal(projection="identity")).fit(trained.calibration)
+    for call in (fitted, fitted.with_evidence, fitted.predict_proba, fitted.evidence, fitted.to_exported):
+        with pytest.raises(InvalidInputError, match=r"^head must give the logits of every batch"):
+            call(trained.points[:3] * 500)
+
+
+def test_outputs_of_another_width_are_refused(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
+    loaded = CalibratedClassifier.load(model.save(tmp_path / "model.kcal"), trained.network, head="body.0")
+    with pytest.warns(NetworkWarning, match=r"body\.0 is not the last"):
+        loaded.locate_head(trained.points)
+    for call in (loaded, loaded.with_evidence):
+        with pytest.raises(InvalidInputError, match=r"embeddings with the 16 columns of the fit; got 6"):
+            call(trained.points)
+
+    def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return trained.network.body(points), trained.network(points)[:, :3]
+
+    for method in ("ts", "kcal-blend"):
+        path = CalibratedClassifier(trained.network, method).fit(trained.calibration).save(tmp_path / "model.kcal")
+        with pytest.raises(InvalidInputError, match="logits with the 4 columns of the fit; got 3"):
+            CalibratedClassifier.load(path, trained.network, head=head)(trained.points)

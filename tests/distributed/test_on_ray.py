@@ -23,7 +23,7 @@ from torch import nn
 import kcal
 from kcal.benchmark import Plan, run
 from kcal.benchmark.tasks import Task
-from kcal.calibrators.kcal import bandwidth
+from kcal.calibrators import bandwidth_choice as bandwidth
 from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, parallel, predict
 from kcal.distributed.shards import ShardedSupport
 from kcal.embeddings import ClassifierOutputs

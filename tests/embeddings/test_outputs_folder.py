@@ -21,7 +21,6 @@ from torch import nn
 import kcal
 from kcal import FileFormatError, InvalidInputError, extract, read_outputs
 from kcal.embeddings import folder as folders
-from kcal.embeddings.digests import chained_digest
 from kcal.files import lock
 
 X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
@@ -299,30 +298,3 @@ def test_a_folder_that_cannot_be_written_is_an_error(
     monkeypatch.setattr(*((Path, "mkdir") if place == "mkdir" else (lock.os, "open")), frozen)
     with pytest.raises(InvalidInputError, match=r"to must be a folder that can be written.*Read-only file system"):
         extract(network, sized(10), to=folder)
-
-
-def test_every_part_of_a_batch_counts_in_its_digest() -> None:
-    parts: list[Any] = [
-        X,
-        X.double(),
-        X[:49],
-        X.T,
-        X.numpy(),
-        (X,),
-        {"x": X},
-        {"y": X},
-        (X, None),
-        (X, "a"),
-        (X, ["a", "b"]),
-        (X, [1, 2]),
-        (X, np.array(["a", None], dtype=object)),
-        X.bfloat16(),
-        (2 * X).to_sparse(),
-        torch.tensor(1.0),
-        torch.empty(0),
-    ]
-    digests = [chained_digest("", part) for part in parts]
-    assert len(set(digests)) == len(parts)
-    assert [chained_digest("", part) for part in parts] == digests
-    assert chained_digest(digests[0], X) != digests[0]
-    assert chained_digest("", X.T.contiguous()) == chained_digest("", X.T)  # memory layout plays no part

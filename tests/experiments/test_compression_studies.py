@@ -20,7 +20,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "SHARES", (0.2, 0.5))
     monkeypatch.setattr(compression, "ROUNDS", 1)
     monkeypatch.setattr(blend_compression, "SHARES", (0.3,))
-    monkeypatch.setattr("kcal.calibrators.kcal.compression.GRID_STEP", 8.0)
+    monkeypatch.setattr("kcal.calibrators.compress.GRID_STEP", 8.0)
 
 
 @pytest.mark.filterwarnings("ignore")

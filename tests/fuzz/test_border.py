@@ -56,7 +56,7 @@ def outcome(target: Target, argument: str, value: Any) -> str | None:
     return None if is_valid(result) else f"answers {result!r}"[:200]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, about nested and quantized tensors
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

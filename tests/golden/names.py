@@ -66,5 +66,4 @@ BLEND_FITTED: dict[str, Callable[[Any], Any]] = {
     "bandwidth": lambda blend: blend.bandwidth_,
     "frequencies": lambda blend: blend.frequencies_,
     "background": lambda blend: blend.background_,
-    "group_efficiency": lambda blend: blend.group_efficiency_,
 }

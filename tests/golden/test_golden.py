@@ -10,7 +10,7 @@ from .write import GOLDEN
 
 TOLERANCE, SINGLE_TOLERANCE, SOLVER_TOLERANCE = 1e-10, 1e-6, 1e-5
 OF_COMMANDS = tuple(f"commands: {name}/blend" for name in ("fit", "predict", "evaluate"))
-SOLVERS = ("beta", "blend", "gp", "iop", "platt", "sms", "spline", "kcal-learned: projection/last")
+SOLVERS = ("beta", "blend", "dircal", "gp", "iop", "platt", "sms", "spline", "kcal-learned: projection/last")
 SOLVERS += ("dispatched: dispatched/kcal-blend", *OF_COMMANDS)
 """Cases fitted by iterations that stop at a tolerance, or by ill-conditioned equations: rounding errors, which differ
 between processors and versions of libraries, move them by more than 1e-10."""

@@ -1,4 +1,6 @@
-"""Class sums, posteriors and densities against a double loop, whatever the blocks."""
+"""Class sums, posteriors and densities against a double loop; the blocked loop against the dense product."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,105 +9,146 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_oracle import COMPACT, DTYPES, ENDLESS, class_sums, cloud, log_kernel, slow_log_sums, slow_posteriors
 
-from kcal.kernels import KERNELS, PreparedSupport, class_posteriors, leave_out_rule, numerics, sort_support
+from kcal.kernels import (
+    KERNELS,
+    RESOLUTION,
+    ClassSums,
+    LeaveOut,
+    PreparedSupport,
+    add_sums,
+    class_posteriors,
+    leave_out_rule,
+    sort_support,
+)
 
 steady = settings(deadline=None, derandomize=True, max_examples=60)
-
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
+BANDWIDTHS = (1.8, 0.9, 0.5, 0.45)
 
 
-def set_blocks(monkeypatch, support, query, pilots=2):
-    """Make every block so small that a handful of points crosses many of them."""
-    monkeypatch.setattr(numerics, "SUPPORT_BLOCK", support)
-    monkeypatch.setattr(numerics, "QUERY_BLOCK", query)
-    monkeypatch.setattr(numerics, "MOST_SUPPORT_BLOCKS", 1)
-    monkeypatch.setattr(numerics, "PILOT_POINTS", pilots)
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    set_blocks(monkeypatch, support=5, query=3)
-
-
-def log_sums_of(queries, support, bandwidth, kernel):
-    sums = class_sums(queries, support, [bandwidth], kernel=KERNELS[kernel])
-    return unclamped_log(sums).numpy()
-
-
-def unclamped_log(sums):
-    """log S at the first bandwidth, (n_query, n_classes), −inf where a class has no mass."""
-    return sums.sums[0].T.log().double() + sums.offsets[0].double()[:, None]
+def exact_log(sums):
+    """log S, (n_bandwidths, n_query, n_classes) in float64, −inf where a class has no mass."""
+    return (sums.sums.double().log() + sums.offsets.double()[:, None]).transpose(1, 2)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_log_sums_equal_the_double_loop(kernel, dtype, weighted):
+def test_log_sums_equal_the_double_loop_at_every_bandwidth(kernel, dtype, weighted):
     points, codes, weights = cloud(1, 43, 3, 4, dtype=dtype, weighted=weighted)
     codes[codes == 2] = 3  # class 2 is empty, and so is class 4
     queries = cloud(2, 17, 3, 1, dtype=dtype)[0]
-    computed = log_sums_of(queries, sort_support(points, codes, 5, weights), 0.8, kernel)
-    slow = slow_log_sums(queries, points, codes, 5, 0.8, kernel=kernel, weights=weights)
-    assert np.isneginf(computed[:, [2, 4]]).all()
-    np.testing.assert_allclose(computed, slow, rtol=0, atol=TOLERANCE[dtype])
+    computed = exact_log(
+        class_sums(queries, sort_support(points, codes, 5, weights), BANDWIDTHS, kernel=KERNELS[kernel])
+    )
+    assert torch.isneginf(computed[..., [2, 4]]).all()
+    for found, bandwidth in zip(computed, BANDWIDTHS, strict=True):
+        slow = slow_log_sums(queries, points, codes, 5, bandwidth, kernel=kernel, weights=weights)
+        np.testing.assert_allclose(found, slow, rtol=0, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("keyed", [None, False, True])
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.usefixtures("small_blocks")
-def test_posteriors_equal_the_double_loop_over_many_blocks(kernel, dtype):
-    points, codes, weights = cloud(3, 47, 2, 6, dtype=dtype, weighted=True)
-    codes[codes == 0] = 1
-    queries = cloud(4, 23, 2, 1, dtype=dtype)[0]
-    support = sort_support(points, codes, 7, weights)
-    computed = class_posteriors(queries, support, 0.3, kernel=KERNELS[kernel])
-    slow = slow_posteriors(queries, points, codes, 7, 0.3, kernel=kernel, weights=weights)
-    assert computed.dtype == dtype
-    np.testing.assert_allclose(computed, slow, rtol=0, atol=TOLERANCE[dtype])
+def test_dense_product_equals_blocked_loop(kernel, dtype, weighted, keyed):
+    """Near and far; without leaving out, leave-one-out, and by groups."""
+    points, codes, weights = cloud(3, 60, 3, 4, dtype=dtype, weighted=weighted)
+    codes[codes == 2] = 1
+    weights = None if weights is None else weights * (torch.arange(60) % 7 > 0)
+    support = sort_support(points + 5.0, codes, 4, weights)
+    prepared = PreparedSupport(support, [0.2, 0.5, 1.0], KERNELS[kernel])
+    rule = None if keyed is None else leave_out_rule(support, torch.arange(60) % 7 if keyed else None)
+    for factor in (1.0, 3.0, 1e3, 1e15):
+        queries = factor * support.points + 0.1
+        blocked = prepared.class_sums(queries, leave_out=rule)
+        dense = prepared.class_sums(queries.clone().requires_grad_(), leave_out=rule)
+        assert dense.sums.requires_grad
+        tolerance = 1e-5 if dtype == torch.float32 or factor > 1e3 else 1e-10
+        torch.testing.assert_close(dense.posteriors().detach(), blocked.posteriors(), rtol=0, atol=tolerance)
+        log_totals = [(sums.sums.sum(dim=1).log() + sums.offsets).detach() for sums in (dense, blocked)]
+        torch.testing.assert_close(*log_totals, rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=tolerance)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_size_of_the_blocks_does_not_matter(kernel, monkeypatch):
-    points, codes, weights = cloud(5, 60, 3, 4, weighted=True)
-    queries = cloud(6, 31, 3, 1)[0]
-    support = sort_support(points, codes, 4, weights)
-    whole = class_posteriors(queries, support, 0.7, kernel=KERNELS[kernel])
-    for block in (1, 7, 31, 59, 60, 61):
-        set_blocks(monkeypatch, block, block, pilots=block)
-        parts = class_posteriors(queries, support, 0.7, kernel=KERNELS[kernel])
-        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-13)
+def test_gradients_are_those_of_differences(kernel):
+    points, codes, weights = cloud(5, 30, 2, 3, weighted=True)
+    prepared = PreparedSupport(sort_support(points, codes, 3, weights), [1.1], KERNELS[kernel])
+    queries = cloud(6, 4, 2, 1)[0].requires_grad_()
+    assert torch.autograd.gradcheck(lambda rows: prepared.class_sums(rows).posteriors(), queries, atol=1e-6)
 
 
-def test_real_block_sizes_are_crossed():
-    support_size, query_size = numerics.SUPPORT_BLOCK + 3, numerics.QUERY_BLOCK + 5
-    points, codes, _ = cloud(7, support_size, 2, 3, dtype=torch.float32)
-    queries = cloud(8, query_size, 2, 1, dtype=torch.float32)[0]
-    computed = class_posteriors(queries, sort_support(points, codes, 3), 0.5)
-    last = slice(query_size - 8, query_size)
-    slow = slow_posteriors(queries[last], points, codes, 3, 0.5, kernel="rbf")
-    np.testing.assert_allclose(computed[last], slow, rtol=0, atol=1e-5)
-    alone = class_posteriors(queries[:8], sort_support(points, codes, 3), 0.5)
-    torch.testing.assert_close(computed[:8], alone, rtol=0, atol=1e-6)
+def test_many_classes_are_summed_without_a_matrix_of_points_and_classes():
+    points, codes, weights = cloud(7, 300, 2, 20_000, weighted=True)
+    prepared = PreparedSupport(sort_support(points, codes, 20_000, weights), [0.5])
+    queries = points[:5] + 0.1
+    dense = prepared.posteriors(queries.clone().requires_grad_()).detach()
+    torch.testing.assert_close(dense, prepared.posteriors(queries), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "matern32", "biweight"])
+def test_exported_program_computes_the_same(kernel):
+    points, codes, weights = cloud(8, 40, 3, 3, dtype=torch.float32, weighted=True)
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.prepared = PreparedSupport(sort_support(points, codes, 3, weights), [0.7], KERNELS[kernel]).prepare()
+
+        def forward(self, queries):
+            return self.prepared.posteriors(queries)
+
+    module, queries = Module(), 3.0 * cloud(9, 9, 3, 1, dtype=torch.float32)[0]
+    rows = torch.export.Dim("rows", min=1)
+    program = torch.export.export(module, (queries[:2],), dynamic_shapes=({0: rows},), strict=False)
+    torch.testing.assert_close(program.module()(queries), module(queries), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("size", [(2_060, 2_050), (70_000, 3)])
+def test_inference_mode_and_threads_change_nothing(size, n_threads):
+    """Threads share the queries, or the points where these are many."""
+    points, codes, _ = cloud(7, size[0], 2, 3, dtype=torch.float32)
+    support, queries, threads = sort_support(points, codes, 3), points[: size[1]] + 0.1, torch.get_num_threads()
+    expected = class_posteriors(queries, support, 0.5)
+    torch.set_num_threads(n_threads)
+    try:
+        with torch.inference_mode():
+            found = class_posteriors(queries, support, 0.5)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("n_support", "n_query"), [(1_027, 1_029), (33_000, 3), (2_050, 2)])
+def test_block_sizes_are_crossed(n_support, n_query):
+    """Threads share the queries, or the points where these are many."""
+    points, codes, _ = cloud(7, n_support, 2, 3, dtype=torch.float32)
+    queries, support = cloud(8, n_query, 2, 1, dtype=torch.float32)[0], sort_support(points, codes, 3)
+    for bandwidth in (0.5, 0.02):  # with and without a shift of the exponents
+        computed = class_posteriors(queries, support, bandwidth)
+        assert computed.is_contiguous()
+        slow = slow_posteriors(queries[-2:], points, codes, 3, bandwidth, kernel="rbf")
+        np.testing.assert_allclose(computed[-2:], slow, rtol=0, atol=1e-5 if bandwidth == 0.5 else 1e-4)
+        alone = class_posteriors(queries[:2], support, bandwidth)
+        torch.testing.assert_close(computed[:2], alone, rtol=0, atol=1e-5)
+
+
+def test_many_bandwidths_round_as_one():
+    """Narrow kernels are squares of wide ones, at most six times in a row."""
+    points, codes, _ = cloud(5, 60, 3, 3, dtype=torch.float32)
+    queries = cloud(6, 9, 3, 1, dtype=torch.float32)[0]
+    for bandwidths in ((1.0, 8.0, 64.0, 512.0), tuple(2.0**power for power in range(12)), (1.0, 1.1), (0.3, 2.0, 0.61)):
+        log_sums = class_sums(queries, sort_support(points, codes, 3), bandwidths).log()
+        for index, bandwidth in enumerate(bandwidths):
+            slow = slow_log_sums(queries, points, codes, 3, bandwidth, kernel="rbf")
+            np.testing.assert_allclose(log_sums[index].numpy(), slow, rtol=0, atol=5e-5)
 
 
 def test_a_support_without_queries_gives_no_rows():
     support = sort_support(*cloud(9, 5, 2, 3)[:2], 3)
     for kernel in KERNELS.values():
         assert class_posteriors(torch.empty(0, 2, dtype=torch.float64), support, 1.0, kernel=kernel).shape == (0, 3)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_prepared_support_serves_any_number_of_queries(kernel, dtype, monkeypatch):
-    points, codes, weights = cloud(91, 60, 4, 3, dtype=dtype, weighted=True)
-    support = sort_support(points, codes, 3, weights)
-    queries = torch.cat([cloud(92, 9, 4, 1, dtype=dtype)[0], torch.full((1, 4), 1e4, dtype=dtype)])
-    for kept_numbers in (10**6, 0):  # scaled once, or block by block
-        monkeypatch.setattr(numerics, "PREPARED_NUMBERS", kept_numbers)
-        prepared = PreparedSupport(support, [0.5], KERNELS[kernel])
-        together = class_posteriors(queries, support, 0.5, kernel=KERNELS[kernel])
-        for row, query in zip(together, queries, strict=True):
-            torch.testing.assert_close(prepared.posteriors(query[None])[0, 0], row, rtol=0, atol=TOLERANCE[dtype])
 
 
 def test_where_a_compact_kernel_reaches_no_point_the_sums_are_the_weights_of_the_nearest():
@@ -129,73 +172,46 @@ def problems(draw, kernels=tuple(KERNELS), lowest_weight=1):
     n = len(points)
     codes = draw(st.lists(st.integers(0, n_classes - 1), min_size=n, max_size=n))
     weights = draw(st.none() | st.lists(st.integers(lowest_weight, 4), min_size=n, max_size=n).filter(any))
-    return {
-        "points": torch.tensor(points, dtype=torch.float64),
-        "queries": torch.tensor(queries, dtype=torch.float64),
-        "codes": torch.tensor(codes),
-        "weights": None if weights is None else torch.tensor(weights, dtype=torch.float64),
-        "n_classes": n_classes,
-        # a crooked bandwidth keeps grid points off a compact kernel's rim
-        "bandwidth": draw(st.sampled_from([0.0712345, 0.412345, 1.312345, 7.712345])),
-        "kernel": draw(st.sampled_from(kernels)),
-        "blocks": (draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 4))),
-    }
-
-
-def in_small_blocks(blocks, compute):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        set_blocks(monkeypatch, *blocks)
-        return compute()
+    weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
+    points, queries = (torch.tensor(rows, dtype=torch.float64) for rows in (points, queries))
+    # a crooked bandwidth keeps grid points off a compact kernel's rim
+    bandwidth = draw(st.sampled_from([0.0712345, 0.412345, 1.312345, 7.712345]))
+    options = {"kernel": draw(st.sampled_from(kernels)), "weights": weights}
+    return queries, points, torch.tensor(codes), n_classes, bandwidth, options
 
 
 @steady
 @given(problem=problems())
 def test_any_log_sums_equal_the_double_loop(problem):
-    support = sort_support(problem["points"], problem["codes"], problem["n_classes"], problem["weights"])
-    computed = in_small_blocks(
-        problem["blocks"],
-        lambda: log_sums_of(problem["queries"], support, problem["bandwidth"], problem["kernel"]),
-    )
-    slow = slow_log_sums(
-        problem["queries"], problem["points"], problem["codes"], problem["n_classes"], problem["bandwidth"],
-        kernel=problem["kernel"], weights=problem["weights"],
-    )  # fmt: skip
-    # beside a largest sum, one that is e^−700 times smaller may vanish
-    faint = slow < slow.max(axis=1, keepdims=True) - 700
+    queries, points, codes, n_classes, bandwidth, options = problem
+    support = sort_support(points, codes, n_classes, options["weights"])
+    computed = exact_log(class_sums(queries, support, [bandwidth], kernel=KERNELS[options["kernel"]]))[0].numpy()
+    slow = slow_log_sums(*problem[:-1], **options)
+    # beside a largest sum, one that is e^−470 times smaller may vanish
+    faint = slow < slow.max(axis=1, keepdims=True) - 470
     slow[faint] = computed[faint] = -np.inf
-    tolerance = 1e-12 * (1 + np.abs(slow, where=np.isfinite(slow), out=np.zeros_like(slow)).max())
-    np.testing.assert_allclose(computed, slow, rtol=0, atol=10 * tolerance)
+    tolerance = 1e-11 * (1 + np.abs(slow, where=np.isfinite(slow), out=np.zeros_like(slow)).max())
+    np.testing.assert_allclose(computed, slow, rtol=0, atol=tolerance)
 
 
 @steady
 @given(problem=problems(kernels=ENDLESS, lowest_weight=0))
 def test_any_posteriors_equal_the_double_loop(problem):
-    support = sort_support(problem["points"], problem["codes"], problem["n_classes"], problem["weights"])
-    kernel = KERNELS[problem["kernel"]]
-    computed = in_small_blocks(
-        problem["blocks"],
-        lambda: class_posteriors(problem["queries"], support, problem["bandwidth"], kernel=kernel),
-    )
-    slow = slow_posteriors(
-        problem["queries"], problem["points"], problem["codes"], problem["n_classes"], problem["bandwidth"],
-        kernel=problem["kernel"], weights=problem["weights"],
-    )  # fmt: skip
-    np.testing.assert_allclose(computed, slow, rtol=0, atol=1e-6 if problem["kernel"] == "laplace" else 1e-9)
+    queries, points, codes, n_classes, bandwidth, options = problem
+    support = sort_support(points, codes, n_classes, options["weights"])
+    computed = class_posteriors(queries, support, bandwidth, kernel=KERNELS[options["kernel"]])
+    slow = slow_posteriors(*problem[:-1], **options)
+    np.testing.assert_allclose(computed, slow, rtol=0, atol=1e-6 if options["kernel"] == "laplace" else 1e-9)
 
 
 @steady
 @given(problem=problems(kernels=COMPACT))
 def test_compact_posteriors_equal_the_double_loop_or_lie_with_the_nearest_points(problem):
-    points, codes, queries, n_classes = (problem[name] for name in ("points", "codes", "queries", "n_classes"))
-    support = sort_support(points, codes, n_classes, problem["weights"])
-    kernel = KERNELS[problem["kernel"]]
-    computed = in_small_blocks(
-        problem["blocks"], lambda: class_posteriors(queries, support, problem["bandwidth"], kernel=kernel)
-    )
-    options = {"kernel": problem["kernel"], "weights": problem["weights"]}
-    log_sums = slow_log_sums(queries, points, codes, n_classes, problem["bandwidth"], **options)
-    slow = slow_posteriors(queries, points, codes, n_classes, problem["bandwidth"], **options)
-    reached = ~np.isneginf(log_sums).all(axis=1)
+    queries, points, codes, n_classes, bandwidth, options = problem
+    support = sort_support(points, codes, n_classes, options["weights"])
+    computed = class_posteriors(queries, support, bandwidth, kernel=KERNELS[options["kernel"]])
+    slow = slow_posteriors(*problem[:-1], **options)
+    reached = ~np.isneginf(slow_log_sums(*problem[:-1], **options)).all(axis=1)
     np.testing.assert_allclose(computed[reached], slow[reached], rtol=0, atol=1e-9)
     np.testing.assert_allclose(computed.sum(dim=1), 1.0, rtol=0, atol=1e-12)
     # rounding may break a tie between points that are equally near, but a class of none of them gets nothing
@@ -209,55 +225,21 @@ def test_a_point_of_weight_zero_is_absent(kernel, dtype):
     weights[::3] = 0.0
     kept = weights > 0
     queries = cloud(11, 12, 3, 1, dtype=dtype)[0]
-    with_them = sort_support(points, codes, 3, weights)
-    without = sort_support(points[kept], codes[kept], 3, weights[kept])
+    supports = sort_support(points, codes, 3, weights), sort_support(points[kept], codes[kept], 3, weights[kept])
     for bandwidth in (0.05, 0.5, 5.0):
-        torch.testing.assert_close(
-            class_posteriors(queries, with_them, bandwidth, kernel=KERNELS[kernel]),
-            class_posteriors(queries, without, bandwidth, kernel=KERNELS[kernel]),
-            rtol=0,
-            atol=3e-4 if dtype == torch.float32 else 1e-12,
-        )
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_pilots_of_weight_zero_do_not_spoil_the_shift():
-    points = cloud(12, 20, 2, 1)[0]
-    weights = torch.zeros(20, dtype=torch.float64)
-    weights[7] = weights[8] = 1.0  # the two pilots are the first and the last point
-    queries = cloud(13, 6, 2, 1)[0]
-    computed = class_posteriors(queries, sort_support(points, torch.arange(20) // 8, 3, weights), 0.4)
-    slow = slow_posteriors(queries, points, torch.arange(20) // 8, 3, 0.4, kernel="rbf", weights=weights)
-    np.testing.assert_allclose(computed, slow, rtol=0, atol=1e-12)
-
-
-def test_a_sum_that_overflows_is_taken_again():
-    """The pilots (first and last) are so far away that the shift they give lets the nearest point overflow."""
-    points = torch.full((300, 1), 60.0)
-    points[150] = 0.0
-    codes = torch.arange(300) // 100
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        set_blocks(monkeypatch, 64, 64)
-        for dtype in DTYPES:
-            support = sort_support(points.to(dtype), codes, 3)
-            sums = class_sums(torch.tensor([[0.0]], dtype=dtype), support, [0.7])
-            assert torch.isfinite(sums.sums.log()[0, 1, 0])
-            assert float(sums.log()[0, 0, 1]) == pytest.approx(0.0, abs=1e-3)
-            assert torch.equal(
-                class_posteriors(torch.tensor([[0.0]], dtype=dtype), support, 0.7),
-                torch.tensor([[0.0, 1.0, 0.0]], dtype=dtype),
-            )
+        found = [class_posteriors(queries, support, bandwidth, kernel=KERNELS[kernel]) for support in supports]
+        torch.testing.assert_close(*found, rtol=0, atol=3e-4 if dtype == torch.float32 else 1e-12)
 
 
 @pytest.mark.parametrize("bandwidth", [0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
 def test_single_precision_keeps_its_promise_about_the_exponents(bandwidth):
-    """Just where float64 takes over, the classes' log-odds may be off by twice RESOLUTION."""
+    """Wherever float64 takes over, the classes' log-odds may be off by twice RESOLUTION."""
     points, codes, _ = cloud(14, 400, 8, 4, dtype=torch.float32)
     queries = 2 * cloud(15, 200, 8, 1, dtype=torch.float32)[0]
     single = class_posteriors(queries, sort_support(points, codes, 4), bandwidth).log().double()
     double = class_posteriors(queries.double(), sort_support(points.double(), codes, 4), bandwidth).log()
     seen = double > -20
-    assert float((single - double)[seen].abs().max()) < 2 * numerics.RESOLUTION
+    assert float((single - double)[seen].abs().max()) < 2 * RESOLUTION
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -268,25 +250,61 @@ def test_far_offsets_and_small_bandwidths_do_not_cancel_in_single_precision(kern
     double = sort_support(points, codes, 3, weights)
     single = double.to(dtype=torch.float32)
     for bandwidth in (0.02, 0.1, 0.5):
-        torch.testing.assert_close(
-            class_posteriors(queries.float(), single, bandwidth, kernel=KERNELS[kernel]).double(),
-            class_posteriors(queries, double, bandwidth, kernel=KERNELS[kernel]),
-            rtol=0,
-            atol=1e-4,
-        )
+        found = class_posteriors(queries.float(), single, bandwidth, kernel=KERNELS[kernel]).double()
+        expected = class_posteriors(queries, double, bandwidth, kernel=KERNELS[kernel])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.usefixtures("small_blocks")
-def test_left_out_points_are_not_summed(kernel):
-    points, codes, weights = cloud(18, 26, 2, 3, weighted=True)
-    support = sort_support(points, codes, 3, weights)
-    sums = class_sums(support.points, support, [0.6], kernel=KERNELS[kernel], leave_out=leave_out_rule(support))
-    computed = support.in_original_order(unclamped_log(sums))
-    slow = slow_log_sums(
-        points, points, codes, 3, 0.6, kernel=kernel, weights=weights, hidden=lambda query, row: query == row
-    )
-    np.testing.assert_allclose(computed, slow, rtol=0, atol=1e-11)
+def test_sums_over_many_points_keep_their_precision():
+    generator = torch.Generator().manual_seed(0)
+    points, queries = torch.randn(600_000, 2, generator=generator), torch.randn(4, 2, generator=generator)
+    codes = (torch.rand(600_000, generator=generator) < 0.3).long()
+    computed = class_posteriors(queries, sort_support(points, codes, 2), 1e6).double()
+    np.testing.assert_allclose(computed[:, 1], float(codes.double().mean()), rtol=0, atol=1e-6)
+
+
+def part_of(support, rows):
+    """Some points of a support, with the centre of all."""
+    weights = None if support.log_weights is None else support.log_weights[rows]
+    part = replace(support, points=support.points[rows], codes=support.codes[rows], log_weights=weights)
+    return replace(part, order=support.order[rows], given_centre=support.centre)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kernel", ["rbf", "laplace"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])
+def test_posteriors_of_parts_are_those_of_the_whole(dtype, tolerance, kernel, weighted):
+    points, codes, weights = cloud(0, 600, 5, 4, dtype=dtype, weighted=weighted)
+    weights = None if weights is None else weights * (torch.arange(600) % 7 > 0)
+    support, kernel = sort_support(points + codes[:, None], codes, 4, weights), KERNELS[kernel]
+    queries = torch.cat([support.points[::7] + 0.1, support.points[:3] + 40.0])  # some are far from every point
+    whole = PreparedSupport(support, [0.6, 1.1], kernel).posteriors(queries)
+    parts = [part_of(support, rows) for rows in (slice(0, 100), slice(100, 420), slice(420, 600))]  # cut within classes
+    found = [PreparedSupport(part, [0.6, 1.1], kernel, is_part=True).class_sums(queries) for part in parts]
+    assert found[0].sums.dtype == found[0].offsets.dtype == torch.float64
+    assert (add_sums(found).posteriors() - whole).abs().max() < tolerance
+
+
+def test_a_sample_left_out_of_its_own_part_is_left_out_of_the_whole():
+    support = sort_support(*cloud(1, 600, 5, 4)[:2], 4)
+    rule, sums = leave_out_rule(support), []
+    whole = PreparedSupport(support, [0.6]).posteriors(support.points, leave_out=rule)
+    for rows in (slice(0, 250), slice(250, 600)):
+        part = part_of(support, rows)
+        own = LeaveOut(rule.query_keys - rows.start, torch.arange(len(part)), grouped=False)
+        sums.append(PreparedSupport(part, [0.6], is_part=True).class_sums(support.points, leave_out=own))
+    assert (add_sums(sums).posteriors() - whole).abs().max() < 1e-13
+
+
+def test_a_part_that_the_kernel_does_not_reach_adds_nothing():
+    near = ClassSums(torch.tensor([[[2.0], [0.0]]]), torch.tensor([[-3.0]]))
+    beyond = ClassSums(torch.tensor([[[0.0], [5.0]]]), torch.tensor([[-torch.inf]]))
+    total = add_sums([near, beyond])
+    assert total.sums.flatten().tolist() == [2.0, 0.0]
+    assert total.offsets.item() == -3.0
+    nothing = add_sums([beyond, beyond])
+    assert nothing.sums.abs().sum() == 0
+    assert torch.isneginf(nothing.offsets).all()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

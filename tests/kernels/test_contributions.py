@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernel_oracle import COMPACT, cloud, log_kernel, slow_log_sums, squared_distance
 
-from kcal.kernels import KERNELS, Contributions, PreparedSupport, largest_contributions, numerics, sort_support
+from kcal.kernels import KERNELS, Contributions, PreparedSupport, largest_contributions, sort_support
 
 BANDWIDTHS = (0.4, 0.8)
 
@@ -25,9 +25,7 @@ def contributions_of(kernel: str, *, shift: float = 0.0, dtype: torch.dtype = to
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_class_sums_are_those_of_a_double_loop(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numerics, "SUPPORT_BLOCK", 8)
-    monkeypatch.setattr(numerics, "QUERY_BLOCK", 8)
+def test_class_sums_are_those_of_a_double_loop(kernel: str) -> None:
     found, points, codes, weights = contributions_of(kernel)
     sums = found.class_sums()
     for place, bandwidth in enumerate(BANDWIDTHS):
@@ -41,12 +39,8 @@ def test_class_sums_are_those_of_a_double_loop(kernel: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("kernel", ["rbf", "laplace", "triweight"])
 @pytest.mark.parametrize("k", [1, 4, 53, 60])
-def test_the_largest_contributions_are_those_of_a_double_loop(
-    kernel: str, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also with blocks smaller than k, and with more points asked for than have a weight."""
-    monkeypatch.setattr(numerics, "SUPPORT_BLOCK", 8)
-    monkeypatch.setattr(numerics, "QUERY_BLOCK", 8)
+def test_the_largest_contributions_are_those_of_a_double_loop(kernel: str, k: int) -> None:
+    """Also with more points asked for than have a weight."""
     found, points, codes, weights = contributions_of(kernel)
     support, offsets = found.prepared.support, found.class_sums().offsets
     factors = torch.rand(2, 3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -36,6 +36,27 @@ def rewrite(path: Path, header: Any, tensors: dict[str, torch.Tensor] | None = N
     return path
 
 
+def entries_of(value: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the paths of all entries of a header, those of objects included."""
+    if not isinstance(value, dict):
+        return [path]
+    inner = [entry for name, part in value.items() for entry in entries_of(part, (*path, name))]
+    return [path, *inner] if path else inner
+
+
+def with_entry(header: dict[str, Any], entry: tuple[str, ...], *values: Any) -> dict[str, Any]:
+    """Return a copy of a header with another value of an entry; without the entry if there is no value."""
+    changed: dict[str, Any] = json.loads(json.dumps(header))
+    place = changed
+    for name in entry[:-1]:
+        place = place[name]
+    if values:
+        place[entry[-1]] = values[0]
+    else:
+        del place[entry[-1]]
+    return changed
+
+
 def save_models(folder: Path) -> list[Path]:
     """Fit two calibrators to fixed data and save them."""
     rows, noise = np.random.default_rng(0).normal(size=(2, 60, 3))

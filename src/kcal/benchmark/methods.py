@@ -34,12 +34,6 @@ BENCHMARK_METHODS: dict[str, Method] = {
     "dircal-odir": Method(
         "dircal-odir", partial(DirichletCalibration, grid="odir"), "Dirichlet calibration with the published penalties"
     ),
-    "dircal-paper": Method(
-        "dircal-paper",
-        partial(DirichletCalibration, grid="published", training="published"),
-        "Dirichlet calibration as published",
-        cost=SLOW,
-    ),
     **{
         f"kcal-paper-{data_set}": Method(
             f"kcal-paper-{data_set}",

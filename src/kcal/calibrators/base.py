@@ -1,31 +1,219 @@
-"""The contract that every calibrator keeps: scikit-learn's conventions, numpy or torch in and out, a state to save."""
+"""The contract of every calibrator: scikit-learn's conventions around one immutable torch module, ``model_``."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
 
-from kcal.calibrators.modules import PredictionModule
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import without_autocast
-from kcal.validation import check_choice, check_matrix, check_scores, check_seed, kind_of, row_fingerprints
+from kcal.samples import Samples
+from kcal.validation import (
+    ArrayKind,
+    check_choice,
+    check_labels,
+    check_matrix,
+    check_scores,
+    check_seed,
+    check_weights,
+    checked_parameters,
+    computing_dtype,
+    kind_of,
+    of_one_type,
+    row_fingerprints,
+    shown,
+)
 
 REPRESENTATIONS = ("logits", "probabilities")
 EXAMPLE_ROWS = 64
-FITTED_PRIVATELY = ("_fingerprints", "_records", "_stream", "_compares_lengths", "_lives")
-"""Results of a fit whose names do not end in an underscore."""
+MAX_FEATURES = 10**7
+"""Of a calibrator in a file: no number in it may make loading allocate much memory."""
+MAX_LABEL_BYTES, MAX_BYTES_PER_CHARACTER = 2**26, 256
+"""Bound on the memory of decoded labels: a constant plus a multiple of their length as text."""
+MAX_BLOCK_ENTRIES = 2**17
+"""Largest tensor of a block of predictions: bounds their memory for any number of rows."""
+
+Tensors = Mapping[str, torch.Tensor]
 
 
-class LoadArgumentError(InvalidInputError):
-    """Raise for an argument of :func:`kcal.load` beside the path that is wrong or missing; the file is sound."""
+class CalibrationModel(nn.Module):
+    """A fitted model: embeddings, (n, h), and logits, (n, n_classes), to log-probabilities, (n, n_classes).
+
+    It is immutable: a new fit makes a new model. Its tensors are buffers, so that ``state_dict``, ``to``, copies and
+    export are torch's own; ``config`` has what JSON can represent, the keyword arguments that build a model of the same
+    shapes. The precision of the buffers is part of the fit: ``half()`` and the like do not change it, ``to()`` changes
+    the device only. The model stays in evaluation mode. Gradients flow to the inputs.
+    """
+
+    max_block_entries: ClassVar[int] = MAX_BLOCK_ENTRIES
+    holds_samples: bool = False
+    """Whether a row of the calibration set would find itself in the model."""
+    evidence_step: float = 0.0
+    """Difference that one calibration sample more or less makes to the evidence, at most; 0 without evidence."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.training = False
+
+    @abstractmethod
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes); None for an input that the method ignores."""
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities, (n, n_classes), and the evidence of each row, (n,)."""
+        raise InvalidInputError("model", "must be of a method with evidence", remedy="Use KCal or KCalBlend.")
+
+    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the evidence of each row, (n,), from the inputs that it depends on."""
+        return self.with_evidence(embeddings, logits)[1]
+
+    def prepare(self) -> None:
+        """Compute what all predictions share, before they are compiled or exported."""
+
+    def entries_per_row(self) -> int:
+        """Return the size of the largest tensor of the formula, per row: blocks of predictions bound it."""
+        return 1
+
+    def summary(self) -> dict[str, str]:
+        """Return the main results of the fit for display, label to text."""
+        return {}
+
+    def declare(self, *, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
+        """Register a buffer of zeros for every name; () is a number."""
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype))
+
+    def declare_if(self, needed: bool, *, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
+        """Register buffers as :meth:`declare`, or None in place of each if they are not needed."""
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype) if needed else None)
+
+    def fill(self, **values: torch.Tensor | NDArray[Any] | float) -> Self:
+        """Set declared buffers to the results of a fit, and return the model."""
+        for name, value in values.items():
+            buffer = self.get_buffer(name)
+            tensor = torch.as_tensor(value, dtype=buffer.dtype).detach().contiguous()
+            if tensor.shape != buffer.shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {tuple(buffer.shape)} is declared")
+            setattr(self, name, tensor)
+        return self
+
+    @classmethod
+    def restore(cls, config: Mapping[str, Any], tensors: Tensors, **parts: nn.Module) -> Self:
+        """Return the model of a configuration with the buffers of a ``state_dict``; names and shapes must match.
+
+        ``parts`` are modules that a configuration cannot describe, such as a projection of the caller's own.
+        """
+        with torch.device("meta"):  # sizes from a file allocate nothing
+            model = cls(**config, **deepcopy(parts))
+        for name, declared in model.state_dict().items():
+            if name in tensors and tensors[name].dtype != declared.dtype:
+                raise FileFormatError(f"the stored {name} is of {tensors[name].dtype}, not of {declared.dtype}.")
+        try:
+            model.load_state_dict(dict(tensors), strict=True, assign=True)
+        except RuntimeError as error:
+            raise FileFormatError(f"the stored tensors do not fit the model: {error}") from error
+        return model.requires_grad_(False)
+
+    def changed(self, tensors: Mapping[str, torch.Tensor | None] | None = None, **config: Any) -> Self:
+        """Return a model with other buffers (None for one that goes) or another configuration; the rest is shared."""
+        merged = {**self.state_dict(), **(tensors or {})}
+        kept = {name: tensor for name, tensor in merged.items() if tensor is not None}
+        return self.restore({**self.config, **config}, kept, **self.parts())
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the modules that ``config`` cannot describe, by their names in the constructor."""
+        return {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
+
+    def in_blocks(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), computed in blocks of rows on the device of the model."""
+        device = self.device
+        inputs = [None if rows is None else rows.to(device) for rows in (embeddings, logits)]
+        n_rows = next(len(rows) for rows in inputs if rows is not None)
+        n_columns = 1 if logits is None else logits.shape[-1]
+        step = max(1, self.max_block_entries // max(self.entries_per_row(), n_columns))
+        if n_rows <= step:
+            return self(*inputs)  # type: ignore[no-any-return]
+        blocks = [slice(start, start + step) for start in range(0, n_rows, step)]
+        return torch.cat([self(*(None if rows is None else rows[block] for rows in inputs)) for block in blocks])
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode: nothing here is trained."""
+        return super().train(False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Move buffers as ``fn`` does, without changing their precision."""
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+
+
+class PredictionModule(nn.Module):
+    """Calibrated probabilities as a torch module, for networks, ``torch.compile`` and exports.
+
+    It equals ``predict_proba`` of the calibrator that it was made from, without checks and warnings, with any number of
+    rows. Inputs of half precision are computed in float32, and so is their result.
+    """
+
+    def __init__(self, model: CalibrationModel) -> None:
+        super().__init__()
+        model.prepare()
+        self.model = model
+        self.training = False
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated probabilities, (n, n_classes); None for what the method does not use."""
+        return torch.exp(self.model(embeddings, logits)).to(_dtype_of(embeddings, logits))
+
+    def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each row, (n,)."""
+        return self.model.evidence_of(embeddings, logits).to(_dtype_of(embeddings, logits))
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return calibrated probabilities, (n, n_classes), and evidence, (n,)."""
+        log_probs, evidence = self.model.with_evidence(embeddings, logits)
+        dtype = _dtype_of(embeddings, logits)
+        return torch.exp(log_probs).to(dtype), evidence.to(dtype)
+
+    @property
+    def evidence_step(self) -> float:
+        """Difference that one calibration sample more or less makes to the evidence, at most; 0 without evidence."""
+        return self.model.evidence_step
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode: nothing here is trained."""
+        return super().train(False)
+
+
+def _dtype_of(embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.dtype:
+    rows = logits if embeddings is None else embeddings
+    if rows is None:
+        raise InvalidInputError("embeddings", "or logits are needed by this module", got="None")
+    return computing_dtype(rows.dtype)
 
 
 @dataclass(frozen=True)
@@ -38,22 +226,36 @@ class CalibratorState:
     tensors: dict[str, torch.Tensor] = field(repr=False)
 
 
+class Prediction(NamedTuple):
+    """What a calibrator predicts for checked inputs."""
+
+    log_probs: torch.Tensor  # (n, n_classes)
+    classes: NDArray[Any]  # of the columns
+    kind: ArrayKind  # of the array that the caller passed
+
+
+class LoadArgumentError(InvalidInputError):
+    """Raise for an argument of :func:`kcal.load` beside the path that is wrong or missing; the file is sound."""
+
+
 class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base class of all calibrators.
 
-    ``__init__`` stores, ``fit`` computes, fitted names end in ``_``. ``fit`` builds one frozen dataclass, ``model_``,
-    and assigns it with ``classes_`` at its end. Predictions read the fitted attributes only, never the parameters: what
-    ``set_params`` changes takes effect at the next fit. A fit that fails leaves the calibrator unfitted, also if it had
-    been fitted before. Columns of the probabilities follow ``classes_``.
+    ``__init__`` stores, ``fit`` computes, fitted names end in ``_``. ``fit`` builds one immutable torch module,
+    ``model_``, and assigns it with ``classes_`` at its end. Predictions read the fitted attributes only, never the
+    parameters: what ``set_params`` changes takes effect at the next fit. A fit that fails leaves the calibrator
+    unfitted, also if it had been fitted before. Columns of the probabilities follow ``classes_``.
 
     ``sample_weight`` means relative importance, for every method: weights are scaled to mean 1 over the samples of
     positive weight, equal weights equal no weights, and a weight of 0 leaves a sample out.
     """
 
     inputs: ClassVar[str]
-    """What ``X`` holds: "embeddings", "logits" or "both"."""
+    """What ``X`` holds: "embeddings", "logits" or, with the logits beside it, "both"."""
     method: ClassVar[str]
     """Name of the method in saved files."""
+    model_class: ClassVar[type[CalibrationModel]]
+    """Class of ``model_``."""
     fit_options: ClassVar[frozenset[str]] = frozenset({"sample_weight", "classes"})
     """Keywords of ``fit``."""
     preserves_order: ClassVar[bool] = False
@@ -61,14 +263,14 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     has_evidence: ClassVar[bool] = False
     """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
     has_explanations: ClassVar[bool] = False
-    """Whether ``explain`` names the calibration samples that carry a prediction."""
+    """Whether ``explain`` names the most influential calibration samples of a prediction."""
     learns_online: ClassVar[bool] = False
     """Whether samples may be added, corrected and forgotten after the fit: ``partial_fit``, ``correct``, ``forget``."""
-    columns_are_classes: ClassVar[bool] = True
-    """Whether ``X`` has one column per class, as logits have and embeddings have not."""
+    _private_results: ClassVar[tuple[str, ...]] = ("_fingerprints",)
+    """Fitted attributes that users do not see; other private ones are scikit-learn's own."""
     seed: int
     representation: str  # of the methods that take logits
-    model_: Any
+    model_: CalibrationModel
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
@@ -77,15 +279,44 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to the rows ``X`` and labels ``y`` of the calibration set; ``fit_options`` names the keywords."""
 
-    def _probabilities(self, inputs: Any) -> torch.Tensor:
-        """Return probabilities, (n, n_classes), of checked inputs; a method defines these or their logarithms."""
-        return torch.exp(self._log_probabilities(inputs))
+    @without_autocast()
+    def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
+        """Return calibrated probabilities, (n, n_classes); every row sums to 1.
 
-    def _log_probabilities(self, inputs: Any) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes), of checked inputs."""
-        return torch.log(self._probabilities(inputs))
+        ``logits`` are for a method that takes both embeddings and logits, if it was fitted with them.
+        """
+        log_probs, _, kind = self._predict(X, logits)
+        return kind.give_back(torch.exp(log_probs))
 
-    @abstractmethod
+    @without_autocast()
+    def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
+        """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
+        log_probs, _, kind = self._predict(X, logits)
+        log_probs = log_probs.to(kind.dtype)
+        return kind.give_back(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
+
+    @without_autocast()
+    def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
+        """Return the most probable class of each row, with the type of ``classes_``."""
+        log_probs, classes, _ = self._predict(X, logits)
+        labels: NDArray[Any] = classes[log_probs.argmax(dim=1).cpu().numpy()]
+        return labels
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, *, logits: Any = None) -> float:
+        """Return the accuracy, as scikit-learn's classifiers do."""
+        predicted = self.predict(X, logits=logits)
+        labels = check_labels(y, len(predicted))
+        if (labels.dtype.kind == "U") != (predicted.dtype.kind == "U"):
+            expected = f"must be {'text' if predicted.dtype.kind == 'U' else 'numbers'}, as the labels of the fit"
+            raise InvalidInputError("y", expected, got=shown(labels[0]))
+        weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
+        return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
+
+    def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
+        """Return for each row whether the calibrator was fitted on it, (n,); do not evaluate on such rows."""
+        rows, _ = self._check_rows(X)
+        return self._knows(rows)
+
     def as_module(self) -> PredictionModule:
         """Return the prediction as a torch module, with a copy of its tensors.
 
@@ -94,32 +325,19 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         can be compiled, exported (``torch.export``, ONNX) and made part of a network. With ``has_evidence``,
         ``module.evidence(embeddings, logits)`` is the evidence.
         """
+        check_is_fitted(self)
+        return PredictionModule(deepcopy(self.model_))
 
-    @abstractmethod
-    def state(self) -> CalibratorState:
-        """Return the content of the fitted calibrator."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: CalibratorState, **extra: Any) -> Self:
-        """Return the fitted calibrator that ``state`` describes."""
-
-    @abstractmethod
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
-
-    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
-        """Return made-up rows like those of the calibration set, "embeddings", "logits" or both, as predictions take.
-
-        An exported file can be verified with them. They are the same at every call.
-        """
         check_is_fitted(self)
-        return {"logits": example_logits(n_rows, self.n_features_in_, getattr(self, "representation_", "logits"))}
+        return self.model_.summary()
 
     @property
     def needs_logits_(self) -> bool:
         """Whether predictions need the logits of the classifier."""
-        return self.inputs == "logits"
+        check_is_fitted(self)
+        return self.inputs != "embeddings"
 
     @property
     def uses_training_set(self) -> bool:
@@ -131,44 +349,97 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Whether ``fit``, with the present parameters, takes the logits of the classifier."""
         return self.inputs != "embeddings"
 
-    def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
-        """Return for each row whether the calibrator was fitted on it, (n,); do not evaluate on such rows."""
-        rows, _ = self._check_rows(X)
-        return self._knows(rows)
+    @abstractmethod
+    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+        """Return made-up rows like those of the calibration set, "embeddings", "logits" or both, as predictions take.
 
-    @without_autocast()
-    def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
-        """Return calibrated probabilities, (n, n_classes); every row sums to 1.
-
-        ``logits`` are for a method that takes both embeddings and logits, if it was fitted with them.
+        An exported file can be verified with them. They are the same at every call.
         """
-        inputs, kind = self._check_inputs(X, logits)
-        return kind.give_back(self._probabilities(inputs))
 
-    @without_autocast()
-    def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
-        """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
-        inputs, kind = self._check_inputs(X, logits)
-        log_probs = self._log_probabilities(inputs).to(kind.dtype)
-        return kind.give_back(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
+    def state(self) -> CalibratorState:
+        """Return the content of the fitted calibrator."""
+        check_is_fitted(self)
+        self._check_parameters()
+        values = {
+            "classes": encode_classes(self.classes_),
+            "n_features": self.n_features_in_,
+            "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
+            "model": self.model_.config,
+        }
+        tensors = {f"model.{name}": tensor for name, tensor in self.model_.state_dict().items()}
+        tensors["fingerprints"] = torch.from_numpy(self._fingerprints.view(np.int64))
+        own_values, own_tensors = self._extra_state()
+        return CalibratorState(
+            self.method, plain(self._stored_parameters()), plain(values | own_values), tensors | own_tensors
+        )
 
-    @without_autocast()
-    def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
-        """Return the most probable class of each row, with the type of ``classes_``."""
-        inputs, _ = self._check_inputs(X, logits)
-        labels: NDArray[Any] = self.classes_[self._probabilities(inputs).argmax(dim=1).cpu().numpy()]
-        return labels
+    @classmethod
+    def from_state(cls, state: CalibratorState, **parts: Any) -> Self:
+        """Return the fitted calibrator that ``state`` describes; ``parts`` are arguments of :func:`kcal.load`."""
+        config = state.values["model"]
+        stored = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
+        tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+        model = cls.model_class.restore(config, tensors, **cls._model_parts(config, tensors, parts))
+        calibrator = cls(**cls._read_parameters(state.parameters, model))
+        calibrator._check_parameters()
+        calibrator._restore_shared(state)
+        calibrator._restore_fit(state, model, decode_classes(state.values["classes"]))
+        return calibrator
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None, *, logits: Any = None) -> float:
-        """Return the accuracy, as scikit-learn's classifiers do."""
-        return float(accuracy_score(y, self.predict(X, logits=logits), sample_weight=sample_weight))
+    @classmethod
+    def _model_parts(
+        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
+    ) -> dict[str, nn.Module]:
+        """Return modules that ``config`` cannot describe, from arguments of load; raise if one is missing or unused."""
+        for name in parts:
+            raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
+        return {}
+
+    def _stored_parameters(self) -> dict[str, Any]:
+        """Return the parameters in a form that JSON can represent."""
+        return dict(self.get_params(deep=False))
+
+    @classmethod
+    def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
+        """Return the parameters that ``_stored_parameters`` returned."""
+        return stored
+
+    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the fitted attributes beside the model that a file gets: values and tensors."""
+        return {}, {}
+
+    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
+        """Set the results of the fit, from a file."""
+        self._fingerprints = np.sort(state.tensors["fingerprints"].numpy().view(np.uint64))
+        self.model_, self.classes_ = model, classes
+
+    def _restore_shared(self, state: CalibratorState) -> None:
+        """Set the fitted attributes that all calibrators have, from a file."""
+        values, prints = state.values, state.tensors["fingerprints"]
+        names, classes, n_features = values["feature_names"], decode_classes(values["classes"]), values["n_features"]
+        if names and not (len(names) == n_features and all(isinstance(name, str) for name in names)):
+            raise FileFormatError("the stored feature names are damaged.")
+        unique = len(np.unique(classes)) == len(classes)
+        if type(n_features) is not int or not 1 <= n_features <= MAX_FEATURES or len(classes) < 2 or not unique:
+            raise FileFormatError("the stored classes or features are damaged.")
+        self._check_features(n_features, values["model"].get("n_features", n_features))
+        if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
+            raise FileFormatError("the stored fingerprints are damaged.")
+        if names:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        self.n_features_in_ = n_features
+
+    def _check_features(self, n_features: int, n_taken: int) -> None:
+        """Raise if the model of a file takes other features than the calibrator; one column may be logits of two."""
+        if n_features != n_taken and (n_features, n_taken) != (1, 2):
+            raise FileFormatError(f"{n_features} features are stored for a model of {n_taken}.")
 
     def __sklearn_is_fitted__(self) -> bool:
         return "classes_" in vars(self)
 
     def _begin_fit(self) -> None:
         """Delete the results of an earlier fit and check the parameters; every ``fit`` begins here."""
-        for name in [name for name in vars(self) if name.endswith("_") or name in FITTED_PRIVATELY]:
+        for name in [name for name in vars(self) if name.endswith("_") or name in self._private_results]:
             delattr(self, name)
         self._check_parameters()
 
@@ -177,6 +448,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_seed(self.seed)
         if "representation" in self.get_params(deep=False):
             check_choice(self.representation, "representation", REPRESENTATIONS)
+        checked_parameters(self)
 
     def _remember(self, rows: torch.Tensor) -> NDArray[np.uint64]:
         """Keep fingerprints of the rows of the fit, and return them in the order of the rows."""
@@ -185,18 +457,17 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return prints
 
     def _knows(self, rows: torch.Tensor) -> NDArray[np.bool_]:
+        """Return for each row whether it is one of the fit."""
         prints = row_fingerprints(rows)
         places = np.searchsorted(self._fingerprints, prints).clip(max=len(self._fingerprints) - 1)
         known: NDArray[np.bool_] = self._fingerprints[places] == prints
         return known
 
-    def _check_inputs(self, X: Any, logits: Any) -> tuple[Any, Any]:
-        """Return the checked inputs of a prediction, by default the rows of ``X``, and the kind of ``X``."""
-        if logits is not None:
-            raise InvalidInputError("logits", f"are not an argument of {type(self).__name__}", remedy="Leave them out.")
-        return self._check_rows(X)
+    @abstractmethod
+    def _predict(self, X: Any, logits: Any) -> Prediction:
+        """Return the prediction for inputs that are checked here."""
 
-    def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, Any]:
+    def _check_rows(self, X: Any, *, fitting: bool = False) -> tuple[torch.Tensor, ArrayKind]:
         """Check the rows of ``X``, and the number of their columns against that of the fit.
 
         Logits of one column, of a classifier with two classes, are returned as those of both.
@@ -212,9 +483,12 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(X, torch.Tensor) and (fitting or has_names):
             self._check_column_names(X, fitting=fitting)
         if logits:
-            representation = getattr(self, "representation" if fitting else "representation_", "logits")
-            checked = check_scores(X, checked, representation)
+            checked = check_scores(X, checked, self._representation(fitting=fitting))
         return checked, kind_of(X, checked)
+
+    def _representation(self, *, fitting: bool = False) -> str:
+        """Return what logits hold; of a method with such a parameter as it says, in a prediction as fitted."""
+        return "logits"
 
     def _check_column_names(self, X: Any, *, fitting: bool) -> None:
         """Store the names of the columns at a fit; raise if those of a query are others."""
@@ -223,39 +497,17 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except ValueError as error:
             raise InvalidInputError("X", "must have the columns of the fit", remedy=str(error)) from error
 
-    def _state(self, parameters: dict[str, Any], values: dict[str, Any], /, **tensors: torch.Tensor) -> CalibratorState:
-        """Return the state: the part that all calibrators share and, from the arguments, the method's own.
 
-        numpy's numbers, as a grid search sets them, become Python's, which JSON can represent.
-        """
-        shared = {
-            "classes": encode_classes(self.classes_),
-            "n_features": self.n_features_in_,
-            "feature_names": getattr(self, "feature_names_in_", np.array([])).tolist(),
-        }
-        prints = torch.from_numpy(self._fingerprints.view(np.int64))
-        tensors = {"fingerprints": prints, **tensors}
-        return CalibratorState(self.method, plain(parameters), plain(shared | values), tensors)
+def fitted(name: str) -> Any:
+    """Declare a fitted attribute that is one of ``model_``, such as "weights"; tensors are returned as numpy arrays."""
 
-    def _restore(self, state: CalibratorState) -> Self:
-        """Check the parameters and set the fitted attributes that all calibrators share."""
-        self._check_parameters()
-        values, prints = state.values, state.tensors["fingerprints"]
-        names, classes, n_features = values["feature_names"], decode_classes(values["classes"]), values["n_features"]
-        if names and not (len(names) == n_features and all(isinstance(name, str) for name in names)):
-            raise FileFormatError("the stored feature names are damaged.")
-        unique = len(np.unique(classes)) == len(classes)
-        if type(n_features) is not int or n_features < 1 or len(classes) < 2 or not unique:
-            raise FileFormatError("the stored classes or features are damaged.")
-        if self.columns_are_classes and n_features != len(classes) and (n_features, len(classes)) != (1, 2):
-            raise FileFormatError(f"{n_features} columns are stored for {len(classes)} classes.")
-        if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
-            raise FileFormatError("the stored fingerprints are damaged.")
-        if names:
-            self.feature_names_in_ = np.array(names, dtype=object)
-        self.classes_, self.n_features_in_ = classes, n_features
-        self._fingerprints = np.sort(prints.numpy().view(np.uint64))
-        return self
+    def read(calibrator: Calibrator) -> Any:
+        value = attrgetter(name)(calibrator.model_)
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.item() if value.ndim == 0 else value.cpu().numpy()
+
+    return property(read)
 
 
 def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
@@ -277,10 +529,11 @@ def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
         )
 
 
-def refuse_extra(kind: type[Calibrator], extra: dict[str, Any]) -> None:
-    """Raise if :func:`kcal.load` was given an argument that the method does not use."""
-    for name in extra:
-        raise LoadArgumentError(name, f"is not used by a saved {kind.__name__}", remedy="Leave it out.")
+def check_two_parts(samples: Samples) -> None:
+    """Raise if there are not two samples, or groups, of which one is predicted from the other."""
+    if samples.n_parts < 2:
+        name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
+        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
 
 
 def plain(value: Any) -> Any:
@@ -308,6 +561,9 @@ def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
     dtype, labels = np.dtype(stored["dtype"]), stored["labels"]
     if dtype.kind not in "biufU" or not isinstance(labels, list):
         raise FileFormatError(f"the stored labels are of dtype {dtype}, which kcal does not write.")
+    limit = MAX_LABEL_BYTES + MAX_BYTES_PER_CHARACTER * sum(len(str(label)) for label in labels)
+    if len(labels) * dtype.itemsize > limit:
+        raise FileFormatError(f"the stored labels would need more than {limit:,} bytes of memory.")
     classes = np.array(labels, dtype=dtype)
     if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
         raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")

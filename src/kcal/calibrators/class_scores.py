@@ -1,35 +1,35 @@
-"""Scores of single classes: log-odds against the rest, the top class of a row and the ranks, with ties."""
+"""Scores of single classes: log-odds against the rest, top classes and ranks with ties, and functions of a score.
+
+A function of a score has steps or is linear between knots: one function per column of scores, or one for all columns.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 
 from kcal.validation import ALMOST_ZERO
 
 Floats = NDArray[np.float64]
-Tensors = tuple[torch.Tensor, ...]
-FitMap = Callable[[Floats, Any, Floats], tuple[Floats, ...]]
-"""Fit a map of scores (n,) to targets (n,), with weights (n,), and return the arrays that describe it."""
 
 TIE_TOLERANCE = 1e-9
-"""Log probabilities that differ by no more are tied, so that rounding decides nothing."""
+"""Log-probabilities that differ by no more are tied, so that rounding decides nothing."""
 LOG_ODDS_DECIMALS = 9
-"""Log-odds are rounded to so many decimals, so that rounding errors of a shifted row neither make nor break a tie."""
+"""Log-odds are rounded to so many decimals: rounding errors of a shifted row neither make nor break a tie."""
+PADDING = 1e18
+"""A bound above all scores, at the ends of shorter rows of a table: files hold no infinities."""
 
 
 def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
-    """Return the log probabilities of logits or probabilities, (n, n_classes), in float64."""
+    """Return the log-probabilities of logits or probabilities, (n, n_classes), in float64."""
     scores = rows.double()
     return torch.log_softmax(scores if representation == "logits" else scores.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
 def log_odds(log_probs: torch.Tensor) -> torch.Tensor:
-    """Return log p − log(1 − p), (n, n_classes), of log probabilities, accurate where p rounds to 1."""
+    """Return log p − log(1 − p), (n, n_classes), of log-probabilities, accurate where p rounds to 1."""
     top = log_probs.argmax(dim=1, keepdim=True)
     others = log_probs.scatter(1, top, -torch.inf)
     second = others.amax(dim=1, keepdim=True)
@@ -43,22 +43,6 @@ def rounded_log_odds(log_probs: torch.Tensor) -> torch.Tensor:
     """Return the log-odds, (n, n_classes), rounded so that a row plus a constant has the same."""
     scale, scores = 10.0**LOG_ODDS_DECIMALS, log_odds(log_probs)
     return torch.round(scores.detach() * scale) / scale + (scores - scores.detach())  # gradients pass
-
-
-def fit_maps(
-    fit_map: FitMap, scores: Floats, targets: NDArray[Any], weights: Floats, *, shared: bool = False
-) -> tuple[Tensors, ...]:
-    """Fit one map per column of scores, or one ``shared`` by all; return each of its arrays as a tuple over maps."""
-    if shared:
-        weights = np.repeat(weights, scores.shape[1])
-        scores, targets = scores.reshape(-1, 1), targets.reshape(-1, 1)
-    maps = [fit_map(column, hits, weights) for column, hits in zip(scores.T, targets.T, strict=True)]
-    return tuple(tuple(torch.from_numpy(array) for array in arrays) for arrays in zip(*maps, strict=True))
-
-
-def one_versus_rest(codes: NDArray[np.int64], n_classes: int) -> NDArray[np.bool_]:
-    """Return whether each class is the label, (n, n_classes)."""
-    return np.asarray(codes[:, None] == np.arange(n_classes))
 
 
 def tied_tops(log_probs: torch.Tensor) -> torch.Tensor:
@@ -75,7 +59,7 @@ def top_accuracy(log_probs: torch.Tensor, codes: NDArray[np.int64]) -> Floats:
 
 
 def replace_top(log_probs: torch.Tensor, log_top: torch.Tensor, log_rest: torch.Tensor) -> torch.Tensor:
-    """Return log probabilities with a new one for the top class; the others share the rest in proportion.
+    """Return log-probabilities with a new one for the top class; the others share the rest in proportion.
 
     If m classes tie, the result is the mean over the m cases in which one of them is the top.
     """
@@ -90,7 +74,7 @@ def replace_top(log_probs: torch.Tensor, log_top: torch.Tensor, log_rest: torch.
 
 
 def sort_classes(log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log probabilities in descending order and the class of each, both (n, n_classes)."""
+    """Return log-probabilities in descending order and the class of each, both (n, n_classes)."""
     return torch.sort(log_probs, dim=1, descending=True)
 
 
@@ -107,8 +91,41 @@ def rank_of_label(order: torch.Tensor, codes: NDArray[np.int64]) -> torch.Tensor
 def average_ties(values: torch.Tensor, descending: torch.Tensor, *, tolerance: float = TIE_TOLERANCE) -> torch.Tensor:
     """Replace the values of tied ranks by their mean; both (n, n_classes), scores in descending order."""
     breaks = descending[:, :-1] - descending[:, 1:] > tolerance
-    group = torch.nn.functional.pad(breaks, (1, 0)).long().cumsum(dim=1)  # (n, n_classes): index of the run of ties
+    group = pad(breaks, (1, 0)).long().cumsum(dim=1)  # (n, n_classes): index of the run of ties
     zeros = torch.zeros_like(values)
     sums = zeros.scatter_add(1, group, values)
     counts = zeros.scatter_add(1, group, torch.ones_like(values))
     return (sums / counts.clamp_min(1)).gather(1, group)
+
+
+def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
+    """Return how many of the bounds are below (or equal to) each score, (n, k).
+
+    ``bounds`` are ascending and may end with ``PADDING``: one row for each of the k columns, (k, m), or one for all,
+    (m,) or (1, m). A binary search of a fixed number of steps has no branch and no operation that exporters lack.
+    """
+    width, n_rows = bounds.shape[-1], len(bounds) if bounds.ndim == 2 else 1
+    flat, starts = bounds.reshape(-1), width * torch.arange(n_rows, device=bounds.device)
+    scores = scores.clamp_max(PADDING / 2)
+    position, remaining = starts.expand(scores.shape), width
+    while remaining > 0:
+        half = (remaining + 1) // 2
+        bound = flat[position + (half - 1)]
+        position = torch.where(bound <= scores if or_equal else bound < scores, position + half, position)
+        remaining -= half
+    return position - starts
+
+
+def pick(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return entries of the rows of a table, (k, m) or (1, m), at positions (n, k): column j picks from row j."""
+    starts = table.shape[1] * torch.arange(len(table), device=table.device)
+    return table.reshape(-1)[starts + positions]
+
+
+def interpolate(knots: torch.Tensor, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Return values between knots, (n, k), linear between them and constant outside; tables as in :func:`pick`."""
+    low = (places(knots, scores, or_equal=True) - 1).clamp_min(0)
+    high = (low + 1).clamp_max(knots.shape[1] - 1)
+    start, width = pick(knots, low), pick(knots, high) - pick(knots, low)
+    slope = (pick(values, high) - pick(values, low)) / torch.where(width == 0, 1.0, width)
+    return slope * (scores - start).clamp_min(0.0) + pick(values, low)

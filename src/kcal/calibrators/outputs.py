@@ -53,7 +53,7 @@ def update_on(calibrator: Calibrator | Any, samples: ClassifierOutputs, *, class
         "sample_weight": samples.weights,
         "ids": samples.ids,
         "groups": samples.groups if calibrator.has_groups_ else None,
-        "logits": samples.logits if calibrator.inputs == "both" and calibrator.fixed_part_.needs_logits_ else None,
+        "logits": samples.logits if calibrator.inputs == "both" and calibrator.needs_logits_ else None,
     }
     taken = {name: value for name, value in options.items() if value is not None}
     updated: Calibrator = calibrator.partial_fit(samples.matrix(calibrator.inputs), samples.labels, **taken)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from kcal.errors import ConvergenceWarning, warn
 
@@ -58,7 +59,7 @@ def minimise(
     box = [pair for parameter, pair in zip(parameters, pairs, strict=True) for _ in range(parameter.numel())]
 
     def value_and_slope(point: Floats) -> tuple[float, Floats]:
-        _assign(parameters, point)
+        vector_to_parameters(torch.from_numpy(point.copy()), parameters)
         for parameter in parameters:
             parameter.grad = None
         value = evaluate()
@@ -68,15 +69,8 @@ def minimise(
             return inf, np.zeros_like(slope)  # too long a step: the line search shortens it
         return value, slope
 
-    start = np.concatenate([parameter.detach().numpy().ravel() for parameter in parameters])
+    start = parameters_to_vector(parameters).detach().numpy()
     options = {"maxiter": iterations, "maxfun": 4 * iterations, "ftol": tolerance, "gtol": gradient_tolerance}
     solution = minimize(value_and_slope, start, method="L-BFGS-B", jac=True, bounds=box, options=options)
-    _assign(parameters, solution.x)
+    vector_to_parameters(torch.from_numpy(solution.x), parameters)
     return bool(solution.status != 1)  # 1: out of iterations; 2: no further decrease within rounding
-
-
-def _assign(parameters: Sequence[torch.Tensor], point: Floats) -> None:
-    pieces = np.split(point, np.cumsum([parameter.numel() for parameter in parameters])[:-1])
-    with torch.no_grad():
-        for parameter, piece in zip(parameters, pieces, strict=True):
-            parameter.copy_(torch.from_numpy(piece).reshape(parameter.shape))

@@ -11,29 +11,32 @@ from functools import partial
 from typing import Any
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.binary.binning import HistogramBinning, ScalingBinning
-from kcal.calibrators.binary.isotonic import IsotonicCalibration
-from kcal.calibrators.binary.logistic import BetaCalibration, PlattScaling
-from kcal.calibrators.binary.venn_abers import VennAbers
 from kcal.calibrators.blend import KCalBlend
-from kcal.calibrators.dirichlet.estimator import DirichletCalibration
-from kcal.calibrators.gaussian_process.estimator import GaussianProcessCalibration
-from kcal.calibrators.imax.estimator import IMaxBinning
+from kcal.calibrators.dirichlet import DirichletCalibration
+from kcal.calibrators.gp import GaussianProcessCalibration
+from kcal.calibrators.imax import IMaxBinning
 from kcal.calibrators.kcal import KCal, KCalLogits
-from kcal.calibrators.order_preserving.estimator import OrderPreservingCalibration
-from kcal.calibrators.scaling.ensemble_temperature import EnsembleTemperatureScaling
-from kcal.calibrators.scaling.linear import (
+from kcal.calibrators.neighbors import DensityAwareCalibration, KNNInterpolation
+from kcal.calibrators.one_vs_rest import (
+    BetaCalibration,
+    HistogramBinning,
+    IsotonicCalibration,
+    PlattScaling,
+    ScalingBinning,
+    VennAbers,
+)
+from kcal.calibrators.order_preserving import OrderPreservingCalibration
+from kcal.calibrators.refit import LastLayerRefit
+from kcal.calibrators.scaling import (
+    EnsembleTemperatureScaling,
     MatrixScaling,
     StructuredMatrixScaling,
     StructuredVectorScaling,
+    TemperatureScaling,
+    Uncalibrated,
     VectorScaling,
 )
-from kcal.calibrators.scaling.temperature import TemperatureScaling
-from kcal.calibrators.spline.estimator import SplineCalibration
-from kcal.calibrators.uncalibrated import Uncalibrated
-from kcal.calibrators.with_embeddings.dac import DensityAwareCalibration
-from kcal.calibrators.with_embeddings.knn import KNNInterpolation
-from kcal.calibrators.with_embeddings.refit import LastLayerRefit
+from kcal.calibrators.spline import SplineCalibration
 from kcal.errors import FileFormatError
 from kcal.validation import check_choice
 

@@ -97,8 +97,8 @@ class RiverCalibrator(Classifier):
     def predict_proba_one(self, x: Mapping[Hashable, float]) -> dict[Any, float]:
         """Return the probability of each class seen so far; nothing before the first sample."""
         if self._model.__sklearn_is_fitted__():
-            model = self._model.frozen(complete=False)  # classes and probabilities of one moment
-            return dict(zip(model.classes_.tolist(), model.predict_proba(self._row(x)[None])[0].tolist(), strict=True))
+            log_probs, classes, _ = self._model._predict(self._row(x)[None], None)  # of one moment
+            return dict(zip(classes.tolist(), log_probs[0].exp().tolist(), strict=True))
         total = sum(self._counts.values())
         return {label: count / total for label, count in self._counts.items()}
 

@@ -41,5 +41,5 @@ def compress(
     )
     save(small, out)
     if not quiet:
-        before, after = (len(one.first_estimate.support) for one in (calibrator, small))
+        before, after = (one.support_size_ for one in (calibrator, small))
         console().print(shown(f"{out}: {after:,} support points in place of {before:,}"), soft_wrap=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,33 +18,37 @@ from sklearn.exceptions import NotFittedError
 from torch import nn
 
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
-from kcal.deployment.export import export_program, metadata_of, network_metadata, write_onnx
-from kcal.deployment.inputs import check_widths, is_batch, network_inputs, with_names
-from kcal.deployment.predictors import (
-    NetworkInputs,
-    NetworkPredictor,
-    OutputsPredictor,
-    calibrator_predictions,
+from kcal.deployment.export import (
+    MIN_LOGIT,
+    TOLERANCE,
+    Predictor,
+    export_program,
+    metadata_of,
+    network_metadata,
+    prediction_outputs,
+    read_example,
+    taken_outputs,
+    write_onnx,
 )
 from kcal.deployment.reference import (
-    check_network,
     check_outputs,
+    check_pair,
     check_state,
     head_from_reference,
     head_reference,
     network_reference,
 )
-from kcal.deployment.verification import TOLERANCE
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
-from kcal.embeddings.batches import SplitBatch
+from kcal.embeddings.batches import SplitBatch, count_rows
 from kcal.embeddings.digests import checksum
 from kcal.embeddings.heads import Outputs, layer_name
 from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
 from kcal.errors import InvalidInputError, NetworkWarning, warn
-from kcal.modes import with_gradients, without_autocast
-from kcal.persistence import from_bytes, load_with_network, save, to_bytes
+from kcal.modes import without_autocast
+from kcal.persistence import from_parts, load_with_network, save, to_parts
 from kcal.validation import shown
 
+ARRAYS = (torch.Tensor, np.ndarray)
 Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
 """A loader, a batch, outputs, or a folder of outputs."""
 
@@ -68,7 +73,7 @@ class CalibratedClassifier(nn.Module):
     calibrator : Calibrator
         Fitted by :meth:`fit`.
     calibrated_head : PredictionModule
-        The same prediction as a module of embeddings and logits.
+        The same prediction as a module of embeddings and logits, around the ``model_`` of the calibrator.
 
     Examples
     --------
@@ -84,7 +89,6 @@ class CalibratedClassifier(nn.Module):
     calibrator: Calibrator | None
     calibrated_head: PredictionModule | None
     _head: Head | None
-    _held_model: Any = None  # of the calibrator, when calibrated_head was made
 
     def __init__(
         self,
@@ -194,7 +198,8 @@ class CalibratedClassifier(nn.Module):
 
     def predict(self, data: Source) -> NDArray[Any]:
         """Return the most probable class of each sample; ``data`` as in :meth:`predict_proba`."""
-        labels: NDArray[Any] = self.classes_[self.predict_proba(data).argmax(axis=1)]
+        probs, calibrator = self.predict_proba(data), self._fitted()[0]
+        labels: NDArray[Any] = calibrator.classes_[probs.argmax(axis=1)]
         return labels
 
     def evidence(self, data: Source) -> NDArray[np.float32]:
@@ -256,7 +261,7 @@ class CalibratedClassifier(nn.Module):
             message = f"{path} does not say which network it belongs to, so that a wrong one is not noticed."
             warn(message, NetworkWarning, remedy="Write it with CalibratedClassifier.save.")
         else:
-            check_network(reference, classifier.network, path)
+            check_pair(reference, network_reference(classifier.network, None), path)
             if classifier.options["head"] is None:
                 classifier._head = head_from_reference(reference.get("head"))
         classifier._hold(calibrator)
@@ -266,8 +271,8 @@ class CalibratedClassifier(nn.Module):
         """Write the network and its calibration as one ONNX file, with any number of rows; return the path.
 
         Outputs are ``probabilities`` and, for KCal and its blend, ``evidence``; the metadata name classes, method and
-        version. The file is kept only if it is right: on the example, the module predicts as the calibrator, and
-        onnxruntime as the module, at several batch sizes and far from the calibration set.
+        version. The file is kept only if onnxruntime agrees with torch, on the example at several batch sizes and far
+        from the calibration set.
 
         Parameters
         ----------
@@ -297,9 +302,8 @@ class CalibratedClassifier(nn.Module):
         tolerance : float
             Largest difference of an output, relative to its largest number.
         """
-        classifier, inputs, parts = self._on_cpu(example)
-        predictor = OutputsPredictor(classifier, inputs, parts)
-        metadata = network_metadata(classifier.network_reference())
+        predictor, parts = self._predictor(example, alone=True)
+        metadata = network_metadata(self.network_reference())
         return write_onnx(predictor, parts, path, metadata=metadata, tolerance=tolerance, progress=self.progress)
 
     def to_exported(self, example: Any) -> torch.export.ExportedProgram:
@@ -309,22 +313,23 @@ class CalibratedClassifier(nn.Module):
         """
         return export_program(*self._predictor(example))
 
-    def _predictor(self, example: Any) -> tuple[NetworkPredictor, tuple[torch.Tensor, ...]]:
-        """Return what is exported with its calibration, and the tensors of the example."""
-        classifier, inputs, parts = self._on_cpu(example)
-        return NetworkPredictor(classifier, inputs), parts
-
-    def _on_cpu(self, example: Any) -> tuple[Self, NetworkInputs, tuple[torch.Tensor, ...]]:
-        """Return the classifier on the CPU and with its head found, and the inputs and tensors of the example."""
-        self._fitted()
-        inputs, parts = NetworkInputs.of(example)
+    def _predictor(self, example: Any, *, alone: bool = False) -> tuple[Predictor, tuple[torch.Tensor, ...]]:
+        """Return what is exported, with its calibration or ``alone``, and the tensors of the example."""
+        calibrator = self._fitted()[0]
+        names, by_name, parts = read_example(example)
         classifier = self if device_of(self.network).type == "cpu" else deepcopy(self).cpu()
         classifier.locate_head(example)
-        return classifier, inputs, parts
+        self._head = classifier._head
+        if not alone:
+            return Predictor(classifier, names, prediction_outputs(calibrator), by_name=by_name), parts
+        taken = taken_outputs(calibrator)
 
-    def without_module(self, *inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, ...]:
-        """Return probabilities and, if the method has it, evidence, by the calibrator itself: exports must equal it."""
-        return calibrator_predictions(self._fitted()[0], *self.embeddings_and_logits(*inputs, **named_inputs))
+        def run(*inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, ...]:
+            embeddings, logits = classifier.embeddings_and_logits(*inputs, **named_inputs)
+            found = {"embeddings": embeddings.float(), "logits": logits.float().clamp(min=MIN_LOGIT)}
+            return tuple(found[name] for name in taken)
+
+        return Predictor(classifier.network, names, dict.fromkeys(taken, 0.0), by_name=by_name, run=run), parts
 
     def locate_head(self, inputs: Any) -> None:
         """Find the last layer by the inputs of a batch, if it is not known yet."""
@@ -333,36 +338,121 @@ class CalibratedClassifier(nn.Module):
                 self._head, _ = get_head(self.options["head"], self.network, inputs)
 
     def get_extra_state(self) -> Any:
-        """Return the calibrator as the bytes of its file, so that a state dictionary is complete."""
+        """Return what a state dictionary needs beside tensors: the calibrator without its model, and the head."""
         if self.calibrator is None:
             return None
-        content = torch.frombuffer(bytearray(to_bytes(self.calibrator)), dtype=torch.uint8)
-        return {"calibrator": content, "head": head_reference(self._head)}
+        header, tensors = to_parts(self._fitted()[0])
+        others = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.")}
+        return {"header": header, "tensors": others, "head": head_reference(self._head)}
 
     def set_extra_state(self, state: Any) -> None:
-        """Restore the calibrator from a state dictionary; that of an unfitted classifier has none."""
-        if state is None:
+        """Do nothing: ``_load_from_state_dict`` reads it together with the tensors of the model."""
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *rest: Any
+    ) -> None:
+        """Restore the calibrator, and with it the shapes of the calibrated head; torch then fills head and network.
+
+        A state of another network raises before anything is changed; that of an unfitted classifier has no calibrator.
+        """
+
+        def below(name: str) -> dict[str, torch.Tensor]:
+            start = f"{prefix}{name}."
+            return {key.removeprefix(start): part for key, part in state_dict.items() if key.startswith(start)}
+
+        check_state(self.network, below("network"), strict=strict)
+        state = state_dict.get(f"{prefix}_extra_state")
+        if state is not None:
+            tensors = {name: part.detach().cpu().clone() for name, part in below("calibrated_head").items()}
+            calibrator = from_parts(state["header"], {**tensors, **state["tensors"]}, "The state dictionary")
+            assert isinstance(calibrator, Calibrator)
+            if self.options["head"] is None:
+                self._head = head_from_reference(state["head"])
+            self._hold(calibrator)
+        elif f"{prefix}_extra_state" in state_dict:
             self.calibrator = self.calibrated_head = self._head = None
-            return
-        calibrator = from_bytes(state["calibrator"].cpu().numpy().tobytes())
-        if self.options["head"] is None:
-            self._head = head_from_reference(state["head"])
-        self._hold(calibrator)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *rest)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Restore network and calibrator; raise if the state is of another network, before anything is changed."""
-        given = {key.removeprefix("network."): part for key, part in state_dict.items() if key.startswith("network.")}
-        check_state(self.network, given, strict=strict)
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
-
-    @with_gradients()  # of the module: tensors made in inference mode would have none
     def _hold(self, calibrator: Calibrator) -> None:
-        self.calibrator, self._held_model = calibrator, calibrator.model_
-        self.calibrated_head = calibrator.as_module().to(device_of(self.network))
+        self.calibrator = calibrator
+        self.calibrated_head = PredictionModule(calibrator.model_).to(device_of(self.network))
 
     def _fitted(self) -> tuple[Calibrator, PredictionModule]:
         if self.calibrator is None or self.calibrated_head is None:
             raise NotFittedError("This CalibratedClassifier is not fitted yet: call fit with a calibration set first.")
-        if not torch.compiler.is_compiling() and self.calibrator.model_ is not self._held_model:
+        if not torch.compiler.is_compiling() and self.calibrator.model_ is not self.calibrated_head.model:
             self._hold(self.calibrator)  # it learned from further samples
         return self.calibrator, self.calibrated_head
+
+
+def network_inputs(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Return the inputs of a call as those of a batch; raise if they are arrays, or without a sample."""
+    if positional and named:
+        positional, named = (), _by_name(network, positional, named)
+    arrays = [part for part in (*positional, *named.values()) if isinstance(part, np.ndarray)]
+    if arrays:
+        remedy = "Convert it with torch.from_numpy, or call predict_proba."
+        raise InvalidInputError("inputs", "must be tensors", got=shown(arrays[0]), remedy=remedy)
+    inputs = named or (positional[0] if len(positional) == 1 else positional)
+    if not torch.compiler.is_compiling() and count_rows(inputs) == 0:
+        raise InvalidInputError("inputs", "must hold at least one sample", got="none")
+    return inputs
+
+
+def _by_name(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Return all inputs of a call as keyword arguments of a network."""
+    parameters = signature(network.forward).parameters.values()
+    names = [entry.name for entry in parameters if entry.kind is Parameter.POSITIONAL_OR_KEYWORD][: len(positional)]
+    if len(names) < len(positional) or set(names) & set(named):
+        got = f"{len(positional)} positional arguments, and {', '.join(named)}"
+        raise InvalidInputError("inputs", "must be arguments of the network, each once", got=got)
+    return dict(zip(names, positional, strict=True)) | named
+
+
+def check_widths(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> None:
+    """Raise if embeddings or logits have not the columns that a calibrator was fitted with."""
+    n_classes = 1 if logits.shape[1] == 1 and len(calibrator.classes_) == 2 else len(calibrator.classes_)
+    given = {"embeddings": embeddings.shape[1], "logits": logits.shape[1]}
+    expected = {"embeddings": calibrator.n_features_in_, "logits": n_classes}
+    if calibrator.inputs == "logits":
+        expected["logits"] = calibrator.n_features_in_
+    for name in taken_outputs(calibrator):
+        if given[name] != expected[name]:
+            remark = f"must give {name} with the {expected[name]:,} columns of the fit"
+            remedy = "Pass the network, and the head=, of the fit."
+            raise InvalidInputError("network", remark, got=f"{given[name]:,}", remedy=remedy)
+
+
+def with_names(outputs: ClassifierOutputs, classes: Any) -> ClassifierOutputs:
+    """Return outputs with names of classes as labels in place of column indices; without ``classes``, as they are."""
+    labels = np.asarray(outputs.labels)
+    if classes is None or labels.dtype.kind not in "iu":
+        return outputs
+    names = np.asarray(classes)
+    if names.ndim != 1 or (outputs.logits is not None and len(names) != outputs.logits.shape[1]):
+        expected = f"must name every column of the logits ({outputs.logits.shape[1]})"
+        raise InvalidInputError("classes", expected, got=shown(classes))
+    wrong = (labels < 0) | (labels >= len(names))
+    if wrong.any():
+        expected, row = f"must be from 0 to {len(names) - 1}, columns of the logits", int(np.argmax(wrong))
+        raise InvalidInputError("labels", expected, got=f"{labels[row]} at row {row}")
+    return replace(outputs, labels=names[labels])
+
+
+def is_batch(data: Any) -> bool:
+    """Return whether data are one batch: a tensor, an array, a mapping, a tuple, or a list of inputs and labels.
+
+    A tuple of batches is not a batch.
+    """
+    if isinstance(data, list) and len(data) == 2 and all(isinstance(part, ARRAYS) for part in data):
+        inputs, labels = data
+        return labels.ndim == 1 and inputs.ndim > 1 and len(inputs) == len(labels)
+    if isinstance(data, tuple):
+        return not data or not all(map(_holds_arrays, data))
+    return isinstance(data, (*ARRAYS, Mapping))
+
+
+def _holds_arrays(part: Any) -> bool:
+    """Return whether a part of a tuple is a batch itself: a mapping or a sequence of arrays, not an array."""
+    parts = part.values() if isinstance(part, Mapping) else part
+    return isinstance(part, Mapping | tuple | list) and any(isinstance(value, ARRAYS) for value in parts)

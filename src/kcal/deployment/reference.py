@@ -60,17 +60,6 @@ def head_from_reference(stored: dict[str, Any] | str | None) -> LayerHead | None
     return LayerHead(**stored)
 
 
-def check_network(reference: dict[str, Any], network: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Raise if a network is not the one that a file was written with."""
-    if reference.get("checksum") != checksum(network):
-        raise InvalidInputError(
-            "network",
-            f"must be the one that {path} was fitted with, a {reference.get('class')}",
-            got=f"a {type(network).__module__}.{type(network).__qualname__} with other weights",
-            remedy="Load the weights that it had then, or fit again: a calibrator belongs to one network.",
-        )
-
-
 def check_state(network: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
     """Raise if a state dictionary has tensors of other shapes than a network or, if ``strict``, of other names."""
     own = network.state_dict()
@@ -106,26 +95,20 @@ def check_outputs(outputs: ClassifierOutputs, network: nn.Module) -> None:
     )
 
 
-def check_pair(stored: Mapping[str, Any] | None, exported: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Raise if the network that a calibrator's file names is not the one that was exported.
+def check_pair(stored: Mapping[str, Any] | None, network: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """Raise if the network that a calibrator's file names is not the one that is used, or not with the same head.
 
-    Parameters
-    ----------
-    stored : mapping or None
-        What the file of the calibrator says of its network; None if it says nothing.
-    exported : mapping
-        The same of the exported network.
-    path : path
-        The file of the calibrator.
+    ``stored`` and ``network`` are as :func:`network_reference` returns them. ``path`` is the calibrator's file; if it
+    does not name its network, ``stored`` is None.
     """
     if stored is None:
         expected = f"can be used only if {path} names the network that it belongs to"
         raise InvalidInputError("network", expected, got="none", remedy="Write it with CalibratedClassifier.save.")
-    heads = [reference.get("head") for reference in (stored, exported)]
-    if stored.get("checksum") != exported.get("checksum") or (None not in heads and heads[0] != heads[1]):
+    heads = [reference.get("head") for reference in (stored, network)]
+    if stored.get("checksum") != network.get("checksum") or (None not in heads and heads[0] != heads[1]):
         raise InvalidInputError(
             "network",
             f"must be the one that {path} was fitted with, a {stored.get('class')}",
-            got=f"a {exported.get('class')} with other weights or another head",
-            remedy="Write both files from one CalibratedClassifier: save, and network_to_onnx.",
+            got=f"a {network.get('class')} with other weights or another head",
+            remedy="Use the weights of the fit, or fit again and write both files: save, and network_to_onnx.",
         )

@@ -14,10 +14,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.holdout import MAX_FOLDS, fold_codes
-from kcal.calibrators.kcal.bandwidth import BandwidthChoice, check_parts
-from kcal.calibrators.kcal.evidence import COMPARED_ROWS, EvidenceReference
-from kcal.calibrators.kcal.parameters import check_bandwidth, check_pair
+from kcal.calibrators.bandwidth_choice import BandwidthChoice, check_parts
+from kcal.calibrators.kcal import check_bandwidth, check_pair
+from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
 from kcal.distributed.parts import InputFile, find_files, open_parquet
@@ -26,7 +25,8 @@ from kcal.distributed.sorted_samples import SortedSamples
 from kcal.distributed.tables import NOT_FEATURES, Columns
 from kcal.errors import InvalidInputError, KcalError
 from kcal.kernels import MAX_PREDICTED, ClassSums, PredictedLoss, get_kernel, sampled_positions
-from kcal.projection import UNTRAINED, frozen_copy, ignores_length, project
+from kcal.projection import UNTRAINED, frozen_copy, ignores_length, log_lengths, project
+from kcal.samples import MAX_FOLDS, fold_codes
 from kcal.validation import (
     check_choice,
     check_groups,
@@ -87,7 +87,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     prior: Any = None
     smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     folds: int | None = parameter(None, check_integer, minimum=2, maximum=MAX_FOLDS)
-    bandwidth_interval: tuple[float, float] | None = parameter(None, check_pair)
+    bandwidth_interval: tuple[float, float] | None = None
     seed: int = parameter(0, check_integer, minimum=0, maximum=2**64 - 1)
     n_predicted: int = parameter(MAX_PREDICTED, check_integer, minimum=1, maximum=10**9)
     n_shards: int | None = parameter(None, check_integer, minimum=1, maximum=100_000)
@@ -171,7 +171,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.support_size_ = len(codes)
         self._support = start_shards(connect(self.address), contents, len(self.classes_), num_cpus=self.num_cpus)
         self._references = samples.references()
-        self._evidence_reference: EvidenceReference | None = None
+        self._reference: tuple[torch.Tensor, torch.Tensor | None] | None = None  # densities, lengths
         self._choose_bandwidth(samples)
         return self
 
@@ -215,16 +215,14 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The first call computes the evidence of up to 1,000 calibration samples.
         """
         rows, sums = self._class_sums(X)
-        if self._evidence_reference is None:
+        if self._reference is None:
             chosen = self._references
             points, lengths = self._support.samples(chosen.positions)
             own = self._support.class_sums(points, [self.bandwidth_], get_kernel(self.kernel), chosen.hidden)
             densities = self._log_densities([own], chosen.log_visible_weights)
-            self._evidence_reference = EvidenceReference(
-                log_densities=densities.sort().values, log_lengths=None if lengths is None else lengths.sort().values
-            )
-        log_densities = self._log_densities(sums, self._references.log_weight)
-        return kind_of(X, rows).give_back(self._evidence_reference.shares(log_densities, rows))
+            self._reference = densities.sort().values, None if lengths is None else lengths.sort().values
+        densities, lengths = self._log_densities(sums, self._references.log_weight), log_lengths(rows.double())
+        return kind_of(X, rows).give_back(evidence_share(densities, lengths, *self._reference))
 
     def _class_sums(self, X: Any) -> tuple[torch.Tensor, list[ClassSums]]:
         """Return rows as a tensor and their class sums, block by block."""
@@ -271,6 +269,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.projection, str):
             check_choice(self.projection, "projection", tuple(UNTRAINED))
         check_bandwidth(self.bandwidth, None)
+        check_pair(self.bandwidth_interval, "bandwidth_interval")
         if self.bandwidth == "published" and self.folds is None:
             raise InvalidInputError("folds", 'must be given with bandwidth="published"', got="None", remedy="Pass 20.")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kcal.calibrators.kcal.evidence import reference_rows
+from kcal.calibrators.kernel_model import reference_rows
 from kcal.distributed.shards import Hidden, Index, Range, ShardContent
 from kcal.kernels import LeaveOut, SortedSupport, sort_support
 

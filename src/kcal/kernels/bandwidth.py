@@ -17,15 +17,19 @@ INTERVAL = (0.05**0.5, 5.0**0.5)
 GOLDEN = (sqrt(5.0) - 1.0) / 2.0
 FLAT = 1e-9
 """Losses that differ by less count as equal."""
-LARGEST_WIDENING = 1e3
+MAX_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
+PUBLISHED_TOLERANCE = 1e-4
+"""Of h = 2b², as published."""
+MIN_PROB = 1e-10
+"""Probabilities are clipped here in the published loss: the only member of a class costs 23.03 at every bandwidth."""
 SCANNED = 5
 """Bandwidths of the scan, before it is widened."""
 NEAR_STEP = 0.25 * log(2.0)
 """Step of log b of a search nearby: the parabola through three losses in larger steps has its vertex elsewhere."""
-STEEPEST = -0.25
+MIN_EXPONENT = -0.25
 """Lowest exponent of a fitted power law."""
-SIZE_FLOOR = 0.1
+MIN_SIZE_SHARE = 0.1
 """Share of the mean size of a class that the rarest one counts for at least, in the power law."""
 
 
@@ -53,6 +57,7 @@ def search_bandwidth(
     *,
     interval: tuple[float, float] = INTERVAL,
     tolerance: float = 1e-2,
+    at: Callable[[Sequence[float]], Sequence[float]] | None = None,
     after_each: Callable[[str], None] | None = None,
 ) -> BandwidthCurve:
     """Minimise ``loss`` over log b: a coarse scan, then golden section with parabolic steps.
@@ -68,6 +73,8 @@ def search_bandwidth(
         Where the search begins.
     tolerance : float
         Relative precision of the bandwidth.
+    at : callable, optional
+        Maps several bandwidths to their losses in one pass; used for the coarse scan.
     after_each : callable, optional
         Called after every evaluation with a description of it, for a progress bar.
     """
@@ -76,20 +83,26 @@ def search_bandwidth(
         raise InvalidInputError("interval", "must be (low, high) with 0 < low < high", got=repr(interval))
     seen: dict[float, float] = {}
 
+    def note(log_bandwidth: float, value: float) -> None:
+        seen[log_bandwidth] = inf if isnan(value) else value
+        if after_each is not None:
+            after_each(f"b = {exp(log_bandwidth):.3g}, loss {seen[log_bandwidth]:.4f}")
+
     def loss_at(log_bandwidth: float) -> float:
         if log_bandwidth not in seen:
-            value = loss(exp(log_bandwidth))
-            seen[log_bandwidth] = inf if isnan(value) else value
-            if after_each is not None:
-                after_each(f"b = {exp(log_bandwidth):.3g}, loss {seen[log_bandwidth]:.4f}")
+            note(log_bandwidth, loss(exp(log_bandwidth)))
         return seen[log_bandwidth]
 
-    grid, best = _scan(loss_at, np.linspace(log(low), log(high), SCANNED).tolist())
+    grid = np.linspace(log(low), log(high), SCANNED).tolist()
+    if at is not None:
+        for log_bandwidth, value in zip(grid, at([exp(point) for point in grid]), strict=True):
+            note(log_bandwidth, value)
+    grid, best = _scan(loss_at, grid)
     at_edge = best in (grid[0], grid[-1])
     if max(seen.values()) - min(seen.values()) < FLAT:
-        _warn_of_flatness(interval)
+        _warn_flat(interval)
     elif at_edge:
-        _warn_of_edge(exp(best), interval)
+        _warn_edge(exp(best), interval)
     else:
         middle = grid.index(best)
         best = _refine(loss_at, (grid[middle - 1], best, grid[middle + 1]), tolerance)
@@ -109,7 +122,7 @@ def search_near(
     """Minimise ``loss`` over log b near an expected bandwidth: three nearby, and the vertex of their parabola.
 
     ``loss`` maps several bandwidths to their losses; the three, in steps of ``NEAR_STEP``, share their distances. While
-    the lowest is at an end, the search goes on beyond it in growing steps, by at most ``LARGEST_WIDENING``. With
+    the lowest is at an end, the search goes on beyond it in growing steps, by at most ``MAX_WIDENING``. With
     an ``interval`` it begins at the best bandwidth of that, in steps of √2, for an expected one that may be far off.
     The loss of the result is that of the nearest bandwidths.
 
@@ -132,7 +145,7 @@ def search_near(
         middle = min(seen, key=pulled)
     evaluate([entry for entry in (middle - step, middle, middle + step) if entry not in seen])
     best = min(seen, key=pulled)
-    while best in (min(seen), max(seen)) and abs(best - middle) < log(LARGEST_WIDENING):
+    while best in (min(seen), max(seen)) and abs(best - middle) < log(MAX_WIDENING):
         outwards = best - step if best == min(seen) else best + step
         evaluate([outwards])
         if not pulled(outwards) < pulled(best):
@@ -147,9 +160,52 @@ def search_near(
     return BandwidthCurve(bandwidths, losses, exp(vertex), float(np.interp(vertex, order, losses)), at_edge=False)
 
 
+def search_published(
+    loss: Callable[[float], float], *, after_each: Callable[[str], None] | None = None
+) -> BandwidthCurve:
+    """Minimise ``loss`` over h = 2b² in [0.1, 10] by golden section, until the bracket is narrower than 1e-4.
+
+    The interval is never widened, and of several minima any may be found; at an end of the interval a
+    BandwidthWarning is issued. ``after_each`` is called after every evaluation with a description of it.
+    """
+    seen: dict[float, float] = {}
+
+    def loss_at(h: float) -> float:
+        bandwidth = sqrt(h / 2.0)
+        seen[bandwidth] = loss(bandwidth)
+        if after_each is not None:
+            after_each(f"b = {bandwidth:.3g}, loss {seen[bandwidth]:.4f}")
+        return seen[bandwidth]
+
+    low, high = (2.0 * bandwidth**2 for bandwidth in INTERVAL)
+    ends = low + PUBLISHED_TOLERANCE, high - PUBLISHED_TOLERANCE
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    left_loss, right_loss = loss_at(left), loss_at(right)
+    while high - low > PUBLISHED_TOLERANCE:
+        if left_loss < right_loss:
+            high, right, right_loss = right, left, left_loss
+            left = high - GOLDEN * (high - low)
+            left_loss = loss_at(left)
+        else:
+            low, left, left_loss = left, right, right_loss
+            right = low + GOLDEN * (high - low)
+            right_loss = loss_at(right)
+    best = min(seen, key=seen.__getitem__)
+    at_edge = not ends[0] < 2.0 * best**2 < ends[1]
+    if at_edge:
+        warn(
+            f"The published search ended at b = {best:.3g}, the edge of its interval "
+            f"[{INTERVAL[0]:.3g}, {INTERVAL[1]:.3g}]: the best bandwidth may lie beyond.",
+            BandwidthWarning,
+            remedy='Use bandwidth="cv", which widens the interval.',
+        )
+    order = sorted(seen)
+    return BandwidthCurve(np.array(order), np.array([seen[b] for b in order]), best, seen[best], at_edge)
+
+
 def _scan(loss: Callable[[float], float], grid: list[float]) -> tuple[list[float], float]:
     """Return the grid, widened in growing steps while its minimum lies at an end, and the point of the minimum."""
-    step, widening = grid[1] - grid[0], log(LARGEST_WIDENING)
+    step, widening = grid[1] - grid[0], log(MAX_WIDENING)
     lowest, highest = grid[0] - widening, grid[-1] + widening
     best = min(grid, key=loss)
     while best in (grid[0], grid[-1]) and lowest < best < highest:
@@ -194,7 +250,7 @@ def _vertex(bracket: tuple[float, float, float], loss: Callable[[float], float])
     return middle + 0.5 * ((high - middle) * right - (middle - low) * left) / (left + right)
 
 
-def _warn_of_flatness(interval: tuple[float, float]) -> None:
+def _warn_flat(interval: tuple[float, float]) -> None:
     warn(
         f"The loss is the same at every bandwidth around [{interval[0]:.3g}, {interval[1]:.3g}]: the search cannot "
         "choose one. Check the scale of the embeddings.",
@@ -203,7 +259,7 @@ def _warn_of_flatness(interval: tuple[float, float]) -> None:
     )
 
 
-def _warn_of_edge(bandwidth: float, interval: tuple[float, float]) -> None:
+def _warn_edge(bandwidth: float, interval: tuple[float, float]) -> None:
     warn(
         f"The loss still decreases at b = {bandwidth:.3g}, the edge of the widened search (it began at "
         f"[{interval[0]:.3g}, {interval[1]:.3g}]). A very large b means that the embeddings say nothing about the "
@@ -249,19 +305,19 @@ def fit_bandwidth_law(
         if np.ptp(log_m) == 0:
             expected = "must differ for the exponent to be fitted"
             raise InvalidInputError("sizes", expected, got="one size", remedy="Pass dimension= or exponent=.")
-        exponent = float(np.clip(np.polyfit(log_m, log_b, 1)[0], STEEPEST, 0.0))
+        exponent = float(np.clip(np.polyfit(log_m, log_b, 1)[0], MIN_EXPONENT, 0.0))
     return BandwidthLaw(float(np.exp(np.mean(log_b - exponent * log_m))), exponent)
 
 
 def size_of_rarest_class(codes: NDArray[np.int64], weights: NDArray[np.float64], n_classes: int) -> float:
     """Return m: the effective number of samples of the rarest class, (Σ w)² / Σ w².
 
-    Classes without samples do not count. m is no less than ``SIZE_FLOOR`` of the mean over the classes: the first
+    Classes without samples do not count. m is no less than ``MIN_SIZE_SHARE`` of the mean over the classes: the first
     sample of a new class must not widen the bandwidth of all others.
     """
     totals, squares = (np.bincount(codes, power, minlength=n_classes) for power in (weights, weights**2))
     sizes = totals[squares > 0] ** 2 / squares[squares > 0]
-    return float(max(sizes.min(), SIZE_FLOOR * sizes.mean()))
+    return float(max(sizes.min(), MIN_SIZE_SHARE * sizes.mean()))
 
 
 def _positive(values: ArrayLike, name: str) -> NDArray[np.float64]:

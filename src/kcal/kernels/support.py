@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import log
+from math import log, sqrt
 
 import torch
 
-from kcal.kernels import numerics
-
 ROWS_AT_ONCE = 8_192
 """Rows for which statistics of the support are computed at once, to hold no second copy of it."""
+
+
+def in_double(values: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` in float64, on the CPU if their device has no such precision."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest floating-point type of a device."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @dataclass(frozen=True)
@@ -69,22 +77,19 @@ class SortedSupport:
         return torch.isfinite(self.log_weights).cpu().nonzero().squeeze(1)
 
     @cached_property
-    def extent(self) -> float:
-        """Largest absolute coordinate of a centred point."""
-        return max(float((rows - self.centre).abs().max()) for rows in torch.split(self.points, ROWS_AT_ONCE))
-
-    @cached_property
     def radius(self) -> float:
         """Largest distance of a point from the centre."""
-        unit = self.extent or 1.0  # in units of it squares neither overflow nor vanish in single precision
-        parts = torch.split(self.points, ROWS_AT_ONCE)
-        return unit * max(float(((rows - self.centre) / unit).norm(dim=1).max()) for rows in parts)
+        return sqrt(max(float(self._squares(rows).max()) for rows in torch.split(self.points, ROWS_AT_ONCE)))
 
     @cached_property
     def mean_square(self) -> float:
         """Mean squared distance of two points, averaged over the dimensions."""
-        parts = [(rows - self.centre).double().square().sum() for rows in torch.split(self.points, ROWS_AT_ONCE)]
-        return 2.0 * float(sum(parts)) / self.points.numel()
+        total = sum(float(self._squares(rows).sum()) for rows in torch.split(self.points, ROWS_AT_ONCE))
+        return 2.0 * total / self.points.numel()
+
+    def _squares(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the squared distances of points from the centre, in which single precision would overflow."""
+        return in_double(rows - self.centre).square().sum(dim=1)
 
     def to(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> SortedSupport:
         """Return the same support on another device or in another precision."""
@@ -123,7 +128,7 @@ def sort_support(
 
 def sum_of_points(points: torch.Tensor) -> torch.Tensor:
     """Return the sum of points (n, d) in the widest precision: sums of parts add up to that of the whole."""
-    total = points.new_zeros(points.shape[1], dtype=numerics.widest_dtype(points.device))
+    total = points.new_zeros(points.shape[1], dtype=widest_dtype(points.device))
     for rows in torch.split(points, ROWS_AT_ONCE):
         total += rows.sum(dim=0, dtype=total.dtype)
     return total

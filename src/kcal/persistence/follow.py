@@ -52,7 +52,8 @@ class Follower:
             raise InvalidInputError("calibrator", expected, got=shown(calibrator))
         if every is not None:
             check_number(every, "every", minimum=0, exclusive=True)
-        self.store, self.calibrator, self.every, self.keep_others = store, calibrator, every, keep_others
+        self.calibrator: Any = calibrator
+        self.store, self.every, self.keep_others = store, every, keep_others
         self.classes, self.version = classes, version
         self._versions: set[str] = set()  # of the samples so far
         self.since = 0
@@ -80,7 +81,7 @@ class Follower:
             unchanged = self._adopt(samples)
         gone, erased = self._deleted(set(deleted.tolist()))
         self._rows = {name: row for name, row in self._rows.items() if name not in erased}
-        is_majority = self._is_fitted and 2 * len(gone) > len(self._live.current_ids_)
+        is_majority = self._is_fitted and 2 * len(gone) > len(self.calibrator.current_ids_)
         if not is_majority:
             self._forget(gone, erased)
         taken = set() if samples is None else self._take(samples, unchanged)
@@ -89,16 +90,16 @@ class Follower:
         self.since = last
         if self._is_fitted:
             with suppress(KcalError):  # too few samples may be left: then predictions raise
-                self._live.refresh(search=False)  # so that no reader has to, nor waits for a search
-                self._live.refresh(search=search)
+                self.calibrator.refresh(search=False)  # so that no reader has to, nor waits for a search
+                self.calibrator.refresh(search=search)
         return len(gone | taken)
 
     def _check_calibrator(self) -> None:
         """Raise if the calibrator is fitted and cannot be updated, or if its samples are none of the store."""
         if not self._is_fitted:
             return
-        _ = self._live.has_groups_  # raises if the samples cannot be updated
-        if self.since == 0 and not self._live.has_own_ids_:
+        _ = self.calibrator.has_groups_  # raises if the samples cannot be updated
+        if self.since == 0 and not self.calibrator.has_own_ids_:
             expected = "must be unfitted, or fitted with ids of the store"
             remedy = "Fit it with store.fit(calibrator), or pass ids= to fit."
             raise InvalidInputError("calibrator", expected, got="one that was fitted without ids", remedy=remedy)
@@ -108,7 +109,7 @@ class Follower:
         self._rows = {}
         if samples is None or not self._is_fitted:
             return set()
-        names, known = _names(samples), set(self._live.current_ids_)
+        names, known = _names(samples), set(self.calibrator.current_ids_)
         is_known = np.array([name in known for name in names])
         same = is_known & self.calibrator.was_fitted_on(samples.outputs.matrix(self.calibrator.inputs))
         kept = same | (self._evicted(samples, same) & ~is_known)
@@ -119,11 +120,11 @@ class Follower:
 
     def _evicted(self, samples: StoredSamples, same: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which samples are older than the oldest that the calibrator has, of all or of their class."""
-        options, rows, labels = self._live.updates, samples.rows, np.asarray(samples.outputs.labels)
+        options, rows, labels = self.calibrator.updates, samples.rows, np.asarray(samples.outputs.labels)
         evicted = np.zeros(len(rows), dtype=np.bool_)
         if options is None or not same.any():
             return evicted
-        if options.most_samples < inf:
+        if options.max_samples < inf:
             evicted |= rows < rows[same].min()
         if options.max_per_class is not None:
             for label in np.unique(labels[same]):
@@ -133,46 +134,40 @@ class Follower:
 
     def _labels(self) -> dict[Any, Any]:
         """Return the label of each sample of the calibrator, by id."""
-        frozen = self._live.snapshot()
-        support = frozen.first_estimate.support
-        labels = frozen.classes_[support.in_original_order(support.codes).cpu().numpy()]
-        return dict(zip(frozen.ids_.tolist(), labels.tolist(), strict=True))
+        samples = self.calibrator.samples_
+        return dict(zip(samples.ids.tolist(), samples.labels.tolist(), strict=True))
 
     def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
         """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
         if not self._is_fitted or not (rows or self.since == 0):
             return set(), set()
         absent = rows if self.keep_others else {None, *rows}
-        gone = {name for name in self._live.current_ids_ if self._rows.get(name) in absent}
+        gone = {name for name in self.calibrator.current_ids_ if self._rows.get(name) in absent}
         return gone, gone | {name for name, row in self._rows.items() if row in rows}
 
     def _forget(self, gone: set[Any], erased: set[Any]) -> None:
         """Forget samples, and every trace of those that were evicted or replaced."""
         if erased:
-            self._live.forget([name for name in self._live.current_ids_ if name in gone])
+            self.calibrator.forget([name for name in self.calibrator.current_ids_ if name in gone])
 
     def _take(self, samples: StoredSamples, unchanged: set[Any]) -> set[Any]:
         """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
         names, rows = _names(samples), samples.rows.tolist()
-        known = set(self._live.current_ids_) if self._is_fitted else set()
+        known = set(self.calibrator.current_ids_) if self._is_fitted else set()
         is_new = np.array([self._rows.get(name) != row for name, row in zip(names, rows, strict=True)])
         corrected = ~is_new & np.array([name in known and name not in unchanged for name in names])
         if corrected.any():
             chosen = _some(samples.outputs, corrected)
-            self._live.correct(chosen.ids, chosen.labels)
+            self.calibrator.correct(chosen.ids, chosen.labels)
         if is_new.any():
             update_on(self.calibrator, _some(samples.outputs, is_new), classes=self.classes)
-            _ = self._live.has_groups_  # raises if the fit left no samples that can be updated
+            _ = self.calibrator.has_groups_  # raises if the fit left no samples that can be updated
             self._rows |= {name: row for name, row, new in zip(names, rows, is_new, strict=True) if new}
         return {name for name, changed in zip(names, is_new | corrected, strict=True) if changed}
 
     @property
-    def _live(self) -> Any:
-        return self.calibrator
-
-    @property
     def _is_fitted(self) -> bool:
-        return self.calibrator.__sklearn_is_fitted__()
+        return bool(self.calibrator.__sklearn_is_fitted__())
 
     def __enter__(self) -> Self:
         self.update()

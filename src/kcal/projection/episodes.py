@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.projection.recipes import FastRecipe, PaperRecipe
+from kcal.samples import Samples
+
 Index = NDArray[np.int64]
 
 SPARE_DRAWS = 12
 """Draws beyond m for each class, so that a class rarely has too few distinct ones."""
-DRAWN_AT_ONCE, MOST_STEPS = 200_000, 256
+DRAWN_AT_ONCE, MAX_STEPS_AT_ONCE = 200_000, 256
 """Background samples, and steps, that are drawn at a time."""
 
 
@@ -95,21 +98,13 @@ class PaperEpisodes:
     leaves that group out. Many steps are drawn at a time.
     """
 
-    def __init__(
-        self,
-        codes: Index,
-        n_classes: int,
-        *,
-        predictions: int,
-        per_class: int,
-        generator: np.random.Generator,
-        groups: Index | None = None,
-    ) -> None:
-        self.predictions, self.per_class, self.generator = predictions, per_class, generator
+    def __init__(self, samples: Samples, recipe: PaperRecipe, generator: np.random.Generator) -> None:
+        codes, groups, self.generator = samples.codes, samples.groups, generator
+        self.predictions, self.per_class = recipe.predictions, recipe.background_per_class
         self.rows = np.argsort(codes, kind="stable") if groups is None else np.lexsort((groups, codes))
-        self.codes, self.counts = codes[self.rows], np.bincount(codes, minlength=n_classes)
+        self.codes, self.counts = codes[self.rows], np.bincount(codes, minlength=samples.n_classes)
         self.groups = None if groups is None else ClassIndex(groups, int(groups.max()) + 1)
-        self.n_steps = min(max(DRAWN_AT_ONCE // (n_classes * per_class), 1), MOST_STEPS)
+        self.n_steps = min(max(DRAWN_AT_ONCE // (samples.n_classes * self.per_class), 1), MAX_STEPS_AT_ONCE)
         self._ahead: list[Episode] = []
 
     def draw(self) -> Episode:
@@ -184,31 +179,24 @@ class StratifiedBatches:
     of the class means.
     """
 
-    def __init__(
-        self,
-        codes: Index,
-        n_classes: int,
-        *,
-        batch_size: int,
-        generator: np.random.Generator,
-        proportional: bool = False,
-        balanced: bool = False,
-    ) -> None:
-        self.classes, self.generator = ClassIndex(codes, n_classes), generator
-        present = int((self.classes.counts > 0).sum())
-        per_class = max(2, batch_size // max(present, 1))
-        drawn = np.minimum(self.classes.counts, per_class)
-        if proportional:
-            drawn = proportional_counts(self.classes.counts, int(drawn.sum()))
-        self.per_class: Index = drawn if proportional else np.full(n_classes, per_class)
-        stands_for = self.classes.counts / np.maximum(drawn, 1)
-        self.codes = np.repeat(np.arange(n_classes), drawn)
-        others = (self.classes.counts - 1) / np.maximum(drawn - 1, 1)
+    def __init__(self, samples: Samples, recipe: FastRecipe, generator: np.random.Generator) -> None:
+        n_classes, self.generator = samples.n_classes, generator
+        self.classes = ClassIndex(samples.codes, n_classes)
+        counts = self.classes.counts
+        present = int((counts > 0).sum())
+        self.per_class = np.full(n_classes, max(2, recipe.batch_size // max(present, 1)))
+        self.drawn = np.minimum(counts, self.per_class)
+        if recipe.sampling == "proportional":
+            self.drawn = self.per_class = proportional_counts(counts, int(self.drawn.sum()))
+        stands_for = counts / np.maximum(self.drawn, 1)
+        others = (counts - 1) / np.maximum(self.drawn - 1, 1)
         by_class = np.tile(np.log(np.maximum(stands_for, 1.0)), (n_classes, 1))
         np.fill_diagonal(by_class, np.log(np.maximum(others, 1.0)))
-        self.log_weights = by_class[self.codes[:, None], self.codes[None, :]]  # (predicted, predicts)
-        counts_for = 1 / np.maximum(drawn * present, 1) if balanced else stands_for / self.classes.counts.sum()
-        self.shares = np.repeat(counts_for, drawn)
+        self.codes = np.repeat(np.arange(n_classes), self.drawn)
+        self.log_weights = by_class[self.codes[:, None], self.codes]  # (predicted, predicts)
+        balanced = recipe.class_weights == "balanced"
+        counts_for = 1 / np.maximum(self.drawn * present, 1) if balanced else stands_for / counts.sum()
+        self.shares = np.repeat(counts_for, self.drawn)
 
     def draw(self) -> Index:
         """Return the rows of one batch, sorted by class; ``codes`` are their classes."""

@@ -20,6 +20,8 @@ FEW_ROWS = 64
 START_SPREAD = 40.0
 """Mean squared distance per dimension at the start; the best bandwidth is then near 1 on real networks."""
 MAX_DIMENSION = 16_384
+SAME_POINT = 1e-3
+"""Relative difference up to which projected points are the same: rounding must not decide."""
 
 
 class NormalisedReduction(nn.Module):
@@ -123,6 +125,8 @@ class UnitLength(nn.Module):
         return at_unit_length(embeddings)
 
 
+OWN_MODULE = "module"
+"""Stands for a projection whose architecture is the caller's: only its tensors are stored."""
 UNTRAINED: dict[str, type[nn.Module]] = {"identity": nn.Identity, "unit": UnitLength}
 """Projections without parameters."""
 ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}
@@ -168,15 +172,25 @@ def build_projection(name: str, n_features: int, dimension: int, seed: int) -> n
         return ARCHITECTURES[name](n_features, dimension)
 
 
+def architecture_of(module: nn.Module) -> str:
+    """Return the name of the architecture of a projection: one of kcal's, or "module" for one of the caller's own."""
+    kinds = UNTRAINED | ARCHITECTURES
+    return next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE)
+
+
+def new_projection(name: str, n_features: int, dimension: int, dtype: str) -> nn.Module:
+    """Return a frozen projection of an architecture of kcal, to be filled with the tensors of another one."""
+    if name not in UNTRAINED and name not in ARCHITECTURES:
+        raise InvalidInputError("projection", f"must be one of {', '.join(UNTRAINED | ARCHITECTURES)}", got=repr(name))
+    module = UNTRAINED[name]() if name in UNTRAINED else build_projection(name, n_features, dimension, seed=0)
+    return module.to(getattr(torch, dtype)).eval().requires_grad_(False)
+
+
 def check_dimension(dimension: Any) -> int | None:
     """Return the dimension, None for "auto"; raise if it is neither "auto" nor an integer within bounds."""
     if isinstance(dimension, str) and dimension == "auto":
         return None
-    try:
-        return check_integer(dimension, "dimension", minimum=1, maximum=MAX_DIMENSION)
-    except InvalidInputError as error:
-        expected = f'must be "auto" or an integer from 1 to {MAX_DIMENSION:,}'
-        raise InvalidInputError("dimension", expected, got=shown(dimension)) from error
+    return check_integer(dimension, "dimension", minimum=1, maximum=MAX_DIMENSION)
 
 
 def choose_dimension(dimension: int | str, n_features: int, largest: int) -> int:
@@ -218,3 +232,15 @@ def project(module: nn.Module, embeddings: torch.Tensor) -> torch.Tensor:
             "projection", "must give finite numbers", got="NaN or infinity", remedy="Train it with a smaller rate."
         )
     return projected
+
+
+def log_lengths(embeddings: torch.Tensor) -> torch.Tensor:
+    """Return the logarithms of the lengths of embeddings, (n,), in float64."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(embeddings.double(), dim=1)
+    return lengths.log()
+
+
+def ignores_length(module: nn.Module, embeddings: torch.Tensor) -> bool:
+    """Return whether a projection maps embeddings and their halves to the same points."""
+    points, halves = project(module, embeddings), project(module, embeddings / 2)
+    return bool((points - halves).abs().max() <= SAME_POINT * (points - points.mean(dim=0)).abs().max())

@@ -15,6 +15,7 @@ from kcal.validation.labels import (
     collect_classes,
     column_names,
     encode_labels,
+    of_one_type,
     require_two_columns,
     table_classes,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "encode_labels",
     "kind_of",
     "look_like_probabilities",
+    "of_one_type",
     "parameter",
     "refuse_where",
     "require_pandas",

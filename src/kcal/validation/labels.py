@@ -130,7 +130,7 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
             raise InvalidInputError("labels", "must be all text or all numbers", got=got)
         if all(labels.dtype.kind == "b" for labels in label_sets):
             return np.array([False, True])
-        return np.unique(np.concatenate([np.unique(labels) for labels in label_sets]))
+        return np.unique(np.concatenate(of_one_type([np.unique(labels) for labels in label_sets])))
     array = to_array(classes, "classes")
     if array.ndim == 1:
         _refuse_missing_and_mixed(array, "classes", "Name every class.")
@@ -138,6 +138,17 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
     if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
         raise InvalidInputError("classes", "must list every class once", got=shown(classes))
     return array
+
+
+def of_one_type(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return signed and unsigned integers in a type that holds all of them; numpy's would be float64, with 53 bits."""
+    if {array.dtype.kind for array in arrays} != {"i", "u"}:
+        return arrays
+    if all(int(array.max(initial=0)) < 2**63 for array in arrays):
+        return [array.astype(np.int64) for array in arrays]
+    if any(int(array.min(initial=0)) < 0 for array in arrays):
+        raise InvalidInputError("labels", "must not have negative numbers beside numbers of 2⁶³ or more")
+    return [array.astype(np.uint64) for array in arrays]
 
 
 def column_names(table: Any) -> list[str]:
@@ -166,6 +177,7 @@ def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labe
     order = np.argsort(classes, kind="stable")
     if (labels.dtype.kind in "US") != (classes.dtype.kind in "US"):
         raise _unknown_label(labels[0], 0, classes, name)
+    classes, labels = of_one_type([classes, labels])
     position = np.minimum(np.searchsorted(classes[order], labels), len(classes) - 1)
     codes = order[position]
     wrong = np.flatnonzero(classes[codes] != labels)
@@ -206,11 +218,18 @@ def _refuse_missing_and_mixed(array: NDArray[Any], name: str, remedy: str) -> No
     if array.dtype.kind != "O":
         return
     for row, value in enumerate(array):
-        if value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value):
+        if _is_missing(value):
             raise InvalidInputError(name, "must have no missing entries", got=f"{value!r} at row {row}", remedy=remedy)
         if isinstance(value, str) != isinstance(array[0], str):
             got = f"{array[0]!r} at row 0 and {value!r} at row {row}"
             raise InvalidInputError(name, "must be all text or all numbers", got=got)
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether an entry of an array of objects is None, NaN, NA or NaT."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.datetime64 | np.timedelta64) and bool(value != value)
 
 
 def _unknown_label(label: Any, row: int, classes: NDArray[Any], name: str) -> InvalidInputError:

@@ -282,8 +282,8 @@ def test_a_method_that_does_not_learn_keeps_labels_for_its_monitor(tmp_path, pro
         assert store.samples().outputs.labels.tolist() == [2]
 
 
-def test_a_blend_without_the_logits_of_its_samples_says_why_it_does_not_follow(blend, problem, tmp_path):
-    save(blend, tmp_path / "animals.kcal")
+def test_compressed_model_says_why_it_does_not_follow(blend, problem, tmp_path):
+    save(blend.compress(20), tmp_path / "animals.kcal")
 
     async def story():
         async with in_process(tmp_path / "animals.kcal", store=tmp_path / "feedback.db") as (client, service):
@@ -296,7 +296,7 @@ def test_a_blend_without_the_logits_of_its_samples_says_why_it_does_not_follow(b
 
     before, after, page = asyncio.run(story())
     assert after == before
-    assert "was saved without the logits of its samples" in page
+    assert "not made of single samples" in page
 
 
 def test_without_a_store_feedback_is_refused(path):

@@ -363,8 +363,7 @@ def test_either_file_may_be_replaced_and_an_unmatched_pair_changes_nothing(model
     np.testing.assert_allclose(first["probabilities"], images.model.predict_proba(x), **CLOSE)
     np.testing.assert_allclose(third["probabilities"], other.model.predict_proba(x), **CLOSE)
     outputs, live = images.outputs(3), recalibrated.calibrator
-    live.ids_ = np.array([f"row {row}" for row in range(60)])
-    live.partial_fit(outputs.embeddings[2:], ["cat"], logits=outputs.logits[2:], ids=["third"])
+    live.partial_fit(outputs.embeddings[2:], ["cat"], logits=outputs.logits[2:])
     with without_warnings():  # of a row that it has learnt
         expected = live.predict_proba(outputs.embeddings, logits=outputs.logits)
     np.testing.assert_allclose(second["probabilities"], expected, **CLOSE)

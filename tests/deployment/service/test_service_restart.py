@@ -120,14 +120,13 @@ def test_it_is_ready_before_the_search_that_is_due(path, problem, tmp_path, monk
     with CalibrationStore(tmp_path / "feedback.db") as store:
         store.append(ClassifierOutputs(**inputs(path, rows, problem), labels=problem.labels[rows], ids=names))
     kind, may_search = type(load(path)), threading.Event()
-    method = "_search" if kind is KCal else "_refitted"
-    original = getattr(kind, method)
+    original = kind.refresh
 
-    def waiting(*arguments: Any) -> Any:
-        assert may_search.wait(PATIENCE)
-        return original(*arguments)
+    def waiting(calibrator: Any, *, search: bool = True) -> Any:
+        assert not search or may_search.wait(PATIENCE)
+        return original(calibrator, search=search)
 
-    monkeypatch.setattr(kind, method, waiting)
+    monkeypatch.setattr(kind, "refresh", waiting)
 
     async def story():
         async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
@@ -147,7 +146,7 @@ def test_it_is_ready_before_the_search_that_is_due(path, problem, tmp_path, monk
         problem.labels[rows],
         **{name: part for name, part in inputs(path, rows, problem).items() if name == "logits"},
     )
-    for found, calibrator in ((early, live.frozen(search=False)), (late, live.frozen())):
+    for found, calibrator in ((early, live.snapshot(search=False)), (late, live.snapshot())):
         for one, other in zip(found, predicted(CalibratorPredictor(calibrator), path, problem), strict=True):
             np.testing.assert_array_equal(one, other)
     assert not np.array_equal(early[0], late[0])

@@ -17,69 +17,63 @@ import torch
 
 from kcal.calibrators.blend.model import EXPERTS, BlendModel, Experts
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.kcal.attribution import Attribution, attribution, top_two
-from kcal.calibrators.logit_base import to_log_probs
-from kcal.kernels import ClassSums, Contributions
+from kcal.calibrators.explain import Attribution, attribution, top_two
+from kcal.kernels import Contributions
 
 
 def attribute_blend(
     model: BlendModel, embeddings: torch.Tensor, logits: torch.Tensor | None, probs: torch.Tensor, k: int
 ) -> Attribution:
     """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits."""
-    estimate, formula = model.estimate, model.formula
-    points = estimate.project(embeddings)
-    contributions = Contributions(estimate.prepared, points)
+    points = model.estimate.project(embeddings)
+    contributions = Contributions(model.estimate.prepared, points)
     sums = contributions.class_sums()
-    log_probs = None if logits is None else to_log_probs(logits, formula.representation)
-    in_double = ClassSums(sums.sums.cpu().double(), sums.offsets.cpu().double())
-    experts = formula.experts(in_double, points.cpu().double(), log_probs)
+    experts = model.experts(sums, points.double(), embeddings, logits)
     parts = divide(model, experts, probs)
     by_samples = parts.pop("samples")
     factors = torch.where(sums.sums > 0, by_samples.T.to(sums.sums) / sums.sums, 0.0)
     top = top_two(probs)
-    total = difference(formula.log_probs(experts), top)
+    total = difference(model.log_probs(experts), top)
     terms = log_odds_terms(model, experts, top)
     return attribution({model.metric: (contributions, factors)}, k, by_samples, parts, terms=terms, log_odds=total)
 
 
 def divide(model: BlendModel, experts: Experts, probs: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what each expert carries of ``probs``, (n, n_classes), by name."""
-    formula = model.formula
-    pool = pool_log_probs(formula.exponents, experts.pooled).exp()
-    sizes = formula.exponents.abs() / formula.exponents.abs().sum()
-    in_pool = formula.shares[0] * sizes[:, None, None] * pool
-    mixed = formula.shares[1:, None, None] * experts.mixed.exp()
+    pool = pool_log_probs(model.exponents, experts.pooled).exp()
+    sizes = model.exponents.abs() / model.exponents.abs().sum()
+    in_pool = model.mixture[0] * sizes[:, None, None] * pool
+    mixed = model.mixture[1:, None, None] * experts.mixed.exp()
     scale = probs / (in_pool + mixed).sum(dim=0)
     samples = sum(
         part[2] * sample_share(experts, background)
-        for part, background in ((in_pool, formula.pool_background), (mixed, formula.background))
+        for part, background in ((in_pool, model.pool_background), (mixed, model.background))
     )
     network, refit, estimate = in_pool + mixed
     parts = {"samples": samples, "network": network + estimate - samples, "refit": refit}
     return {name: scale * part for name, part in parts.items()}
 
 
-def sample_share(experts: Experts, background: float) -> torch.Tensor:
+def sample_share(experts: Experts, background: torch.Tensor) -> torch.Tensor:
     """Return the share of the samples in a kernel estimate of each class, (n, n_classes)."""
     return experts.counts / (experts.counts + background * experts.pooled[0].exp())
 
 
 def log_odds_terms(model: BlendModel, experts: Experts, top: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the contributions to the log-odds of the classes ``top``, (n, 2), by name, (n,) each."""
-    formula = model.formula
-    pool, mixed = pool_log_probs(formula.exponents, experts.pooled), formula.mixed(experts)
+    pool, mixed = pool_log_probs(model.exponents, experts.pooled), model.mixed(experts)
     mean = logarithmic_mean(mixed, top)
-    in_pool = formula.exponents[:, None] * formula.shares[0] * logarithmic_mean(pool, top) / mean
-    in_mixture = formula.shares[1:, None] * logarithmic_mean(experts.mixed, top) / mean
+    in_pool = model.exponents[:, None] * model.mixture[0] * logarithmic_mean(pool, top) / mean
+    in_mixture = model.mixture[1:, None] * logarithmic_mean(experts.mixed, top) / mean
     network, refit, estimate = in_pool * difference(experts.pooled, top) + in_mixture * difference(experts.mixed, top)
     samples = torch.zeros_like(estimate)
-    kinds = ((in_pool, experts.pooled[2], formula.pool_background), (in_mixture, experts.estimate, formula.background))
+    kinds = ((in_pool, experts.pooled[2], model.pool_background), (in_mixture, experts.estimate, model.background))
     for factors, log_probs, background in kinds:
         share = log_probs.exp() * sample_share(experts, background)
         samples += factors[2] * difference(share, top) / logarithmic_mean(log_probs, top)
     named = dict(zip(EXPERTS, (network + estimate - samples, refit, samples), strict=True))
-    if formula.prior is not None:
-        named["prior"] = difference((formula.prior / formula.frequencies).log().expand_as(mixed), top)
+    if model.prior is not None:
+        named["prior"] = difference((model.prior / model.frequencies).log().expand_as(mixed), top)
     named["masked"] = torch.where(experts.excluded.gather(1, top)[:, 1], torch.inf, 0.0)
     return named
 

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
-from torch import nn
 
-from kcal.calibrators.base import EXAMPLE_ROWS, CalibratorState, check_at_least_two, example_logits
+from kcal.calibrators.base import (
+    EXAMPLE_ROWS,
+    CalibratorState,
+    check_at_least_two,
+    check_two_parts,
+    example_logits,
+    fitted,
+)
 from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.fitting import fit_blend
-from kcal.calibrators.blend.head import LinearHead, check_logit_names, check_logits
-from kcal.calibrators.blend.live import LiveBlend, bandwidth_record
-from kcal.calibrators.blend.model import BlendModel
-from kcal.calibrators.blend.module import BlendModule
-from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_without_errors
-from kcal.calibrators.holdout import MAX_FOLDS
-from kcal.calibrators.kcal.attribution import Attribution
-from kcal.calibrators.kcal.compression import CompressionOptions, FindSize, compress_estimate
-from kcal.calibrators.kcal.embedding_base import without_samples
-from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.kcal.samples import Samples, check_samples
-from kcal.calibrators.logit_base import encode_columns, fitted, to_log_probs
-from kcal.calibrators.model_state import Tensors
-from kcal.calibrators.online.records import SampleRecords
-from kcal.calibrators.online.snapshots import on_snapshot
+from kcal.calibrators.blend.model import BlendModel, LinearHead
+from kcal.calibrators.compress import CompressionOptions, FindSize, compress_model
+from kcal.calibrators.explain import Attribution
+from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_without_errors
+from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
+from kcal.calibrators.kernel_model import KernelModel, sorted_support
+from kcal.calibrators.logits import check_logits, columns_of, to_log_probs
+from kcal.calibrators.online import BandwidthRecord, SampleTable, check_updates, with_record
 from kcal.calibrators.prior import check_prior
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, KcalWarning
+from kcal.kernels import size_of_rarest_class
 from kcal.modes import with_gradients
-from kcal.projection import UNTRAINED, frozen_copy, project
+from kcal.projection import UNTRAINED, frozen_copy, log_lengths, project
 from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
+from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
-from kcal.validation import ArrayKind, check_groups, check_integer, column_names, parameter, shown
-
-BLOCK_ROWS = 4096
+from kcal.validation import (
+    ArrayKind,
+    check_groups,
+    check_integer,
+    column_names,
+    parameter,
+    row_fingerprints,
+    shown,
+    warn_of_probabilities,
+)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class KCalBlend(LiveBlend):
+class KCalBlend(KernelCalibrator):
     """Calibrated probabilities from the network, its last layer refitted, and the calibration samples nearby.
 
     p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,   pool ∝ f^(w_f)·r^(w_r)·d'^(w_d)
@@ -79,8 +87,6 @@ class KCalBlend(LiveBlend):
         Posterior mean of the network's temperature.
     bandwidth_, background_ : float
         b and β of the kernel estimate.
-    group_efficiency_ : float
-        Information of a sample relative to an independent one, estimated from the groups; 1 without groups.
     bandwidth_history_ : tuple of BandwidthRecord
         Bandwidth at the fit, and at every later one that updates led to.
     frequencies_ : array, (n_classes,)
@@ -111,13 +117,12 @@ class KCalBlend(LiveBlend):
     method: ClassVar[str] = "kcal-blend"
     fit_options: ClassVar[frozenset[str]] = frozenset({"logits", "groups", "sample_weight", "classes", "ids"})
 
+    _keeps_zero_weights: ClassVar[bool] = False
     model_class = BlendModel
     weights_ = fitted("weights")
     shares_ = fitted("shares")
-    temperature_ = fitted("formula.network.temperature")
-    bandwidth_ = fitted("bandwidth")
-    background_ = fitted("formula.background")
-    group_efficiency_ = fitted("formula.group_efficiency")
+    temperature_ = fitted("network.temperature")
+    background_ = fitted("background")
     frequencies_ = fitted("frequencies")
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     head: Any = None
@@ -151,112 +156,219 @@ class KCalBlend(LiveBlend):
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
         head = None if self.head is None else LinearHead.of(self.head, rows.shape[1])
-        scores = check_logits(logits, rows, self.representation, head)
+        scores = self._check_logits(logits, rows, head, self.representation)
         if scores is not None:
-            classes = encode_columns(y, logits, scores.shape, classes)[1]
+            classes = columns_of(y, logits, scores.shape, classes)
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
-        samples = check_samples(rows, y, **options)
+        samples = check_samples(rows, y, logits=scores, **options)
         check_at_least_two(samples.classes, type(self).__name__)
-        prior = check_prior(self.prior, samples.classes)
-        samples = samples.rows(np.flatnonzero(samples.weights))
-        if samples.n_parts < 2:
-            name, unit = ("X", "samples") if groups is None else ("groups", "groups")
-            raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
+        samples = samples.select(samples.counted)
+        check_two_parts(samples)
         if scores is None:
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
         else:
-            scores = scores[samples.indices]
-            warn_without_errors(scores, samples.codes)
-        module = frozen_copy(UNTRAINED[metric_of(rows.shape[1])](), samples.embeddings)
-        with threads_for(samples.embeddings.numel() * len(samples.classes)):
-            model = self._fit_points(samples, project(module, samples.embeddings), scores, module)
-            model = model.with_reference(samples.embeddings, samples.keys)
-        prints = self._remember(rows[samples.indices])
-        self._remember_samples(prints, samples, groups, sample_weight, scores)
-        self.support_indices_, self.ids_ = samples.indices, samples.ids
-        self.bandwidth_history_ = (bandwidth_record(model, samples, len(samples.codes)),)
-        self.classes_, self.logit_names_in_ = samples.classes, np.array(column_names(logits), dtype=object)
-        self.model_ = model.with_formula(representation=self.representation, prior=prior, head=head)
+            warn_without_errors(samples.logits, samples.codes)
+        metric = "unit" if rows.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
+        module = frozen_copy(UNTRAINED[metric](), samples.embeddings)
+        points = replace(samples, embeddings=project(module, samples.embeddings))
+        config = {"metric": metric, "representation": self.representation}
+        model = self._fit_points(points, module, head, **config)
+        estimate = model.estimate.with_reference(model.estimate.compared_lengths(samples.embeddings), samples.keys())
+        prints = row_fingerprints(rows)[samples.indices]
+        lengths = log_lengths(samples.embeddings)
+        columns = {"log_lengths": lengths, "groups": groups, "sample_weight": sample_weight, "logits": samples.logits}
+        self._table = SampleTable.of(samples, fingerprints=prints, **columns)
+        self.logit_names_in_ = np.array(column_names(logits), dtype=object)
+        self._fit = Fit(
+            model=model.with_estimate(estimate),
+            classes=samples.classes,
+            fingerprints=np.sort(prints),
+            history=(bandwidth_record(model, samples, len(samples)),),
+            ids=samples.ids,
+            indices=samples.indices,
+            groups=samples.groups,
+        )
         return self
 
-    def _fit_points(
-        self, samples: Samples, points: torch.Tensor, scores: torch.Tensor | None, projection: nn.Module
-    ) -> BlendModel:
-        log_probs = None if scores is None else to_log_probs(scores, self.representation)
-        metric = metric_of(points.shape[1])
-        return fit_blend(samples, points, log_probs, projection, metric, folds=self.folds, seed=self.seed)
+    def partial_fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        logits: Any = None,
+        classes: Any = None,
+        ids: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+    ) -> Self:
+        """Add samples to the support. Without a fit before, this is :meth:`fit`.
 
-    def _compressed(self, find_size: FindSize, options: CompressionOptions, groups: Any) -> dict[str, Any]:
-        keys: NDArray[np.int64] | None = None
-        if groups is not None:
-            keys = check_groups(groups, len(self.model_.estimate.support))
-        elif self._records is not None and self._records.group_codes is not None:
-            keys = self._records.group_codes.numpy()
-        estimate, _ = compress_estimate(self.model_.estimate, keys, find_size, options)
-        unchanged = estimate is self.model_.estimate
-        return {} if unchanged else {"model_": replace(self.model_, estimate=estimate), **without_samples()}
+        On the schedule of :class:`Updates` the next prediction fits everything else anew, as ``fit`` would. Between two
+        fits it stays fixed, and the support grows. For this the directions of the embeddings, their lengths, labels,
+        weights, groups, ids and logits of all samples are kept, in files too.
 
-    @on_snapshot
-    def as_module(self) -> BlendModule:
-        """Return the prediction as a torch module of embeddings and, if it was fitted with them, logits."""
-        check_is_fitted(self)
-        return BlendModule(self.model_)
-
-    @on_snapshot
-    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
-        """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
-        rows = super().example_inputs(n_rows)
-        if self.needs_logits_:
-            rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.formula.representation)
-        return rows
+        Parameters
+        ----------
+        X, y, logits, groups, sample_weight
+            New samples, as in :meth:`fit`. With logits or a head, labels are of the known classes.
+        classes, ids
+            As in :meth:`KCal.partial_fit`.
+        """
+        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight, "logits": logits}
+        return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
 
     @property
-    def first_estimate(self) -> KernelEstimate:
-        """The kernel density estimate by which the evidence is measured."""
-        return self.model_.estimate
+    def bandwidth_(self) -> float:
+        """The bandwidth b of the kernel estimate."""
+        return float(self._estimate_of(self._built().model).bandwidth)
 
     @property
     def needs_logits_(self) -> bool:
         """Whether it was fitted with logits, and so needs them to predict."""
-        check_is_fitted(self)
-        return self.model_.formula.has_logits and self.model_.formula.head is None
+        model: Any = self._built().model
+        return bool(model.has_logits) and model.head is None
 
     @property
     def uses_logits(self) -> bool:
         """Whether ``fit``, with the present parameters, takes logits: without a head."""
         return self.head is None
 
-    @on_snapshot
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
-        check_is_fitted(self)
-        formula = self.model_.formula
-        parts = {name: f"{share:.0%}" for name, share in self.shares_.items()}
-        powers = {name: f"{weight:.2f}" for name, weight in self.weights_.items()}
+        model: Any = self._latest().model
+        parts = {name: f"{share:.0%}" for name, share in model.shares.items()}
+        powers = {name: f"{weight:.2f}" for name, weight in model.weights.items()}
         return {
             "shares": ", ".join(f"{name} {text}" for name, text in parts.items()),
             "exponents of the pool": ", ".join(f"{name} {text}" for name, text in powers.items()),
-            "temperature": f"{self.temperature_:.3f}",
-            "bandwidth": f"{self.bandwidth_:.4g}",
-            "out-of-fold log-loss": f"{formula.loss:.4f}; the network alone: {formula.network_loss:.4f}",
+            "temperature": f"{model.network.temperature:.3f}",
+            "bandwidth": f"{model.estimate.bandwidth:.4g}",
+            "out-of-fold log-loss": f"{float(model.loss):.4f}; the network alone: {float(model.network_loss):.4f}",
         }
 
-    def _model_state(self) -> tuple[dict[str, Any], Tensors]:
-        values, tensors = super()._model_state()
+    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+        """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
+        rows = super().example_inputs(n_rows)
+        if self.needs_logits_:
+            rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.config["representation"])
+        return rows
+
+    def _estimate_of(self, model: Any) -> KernelModel:
+        """Return the kernel density estimate of a model."""
+        estimate: KernelModel = model.estimate
+        return estimate
+
+    def _check_logits(
+        self, logits: Any, rows: torch.Tensor, head: LinearHead | None, representation: str, **known: Any
+    ) -> torch.Tensor | None:
+        """Return the logits of rows, given or of the head, (n, n_classes); None if there are none."""
+        if head is not None:
+            if logits is not None:
+                raise InvalidInputError("logits", "must be left out: the head computes them")
+            logits = head(rows)
+        if logits is None:
+            return None
+        scores = check_logits(logits, len(rows), representation, **known)
+        warn_of_probabilities(scores, representation, "logits")
+        return scores
+
+    def _check_inputs(self, fit: Fit, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor | None, ArrayKind]:
+        rows, kind = self._check_rows(X)
+        model: Any = fit.model
+        if model.head is None and (logits is not None) != model.has_logits:
+            expected = "are needed: this blend was fitted with logits; pass logits="
+            unused = "must be left out: this blend was fitted without logits"
+            raise InvalidInputError("logits", expected if logits is None else unused)
+        known = {"n_columns": len(fit.classes), "names": self.logit_names_in_.tolist()}
+        return rows, self._check_logits(logits, rows, model.head, model.representation, **known), kind
+
+    @with_gradients()
+    def _fit_points(
+        self, samples: Samples, projection: torch.nn.Module, head: LinearHead | None, **config: Any
+    ) -> BlendModel:
+        """Return the model of samples whose embeddings are projected."""
+        points = samples.embeddings
+        log_probs = None
+        if samples.logits is not None:
+            log_probs = to_log_probs(samples.logits, config["representation"]).cpu()
+        options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "head": head, **config}
+        with threads_for(points.numel() * samples.n_classes):
+            prior = check_prior(self.prior, samples.classes)
+            return fit_blend(samples, points, log_probs, projection, prior=prior, **options)
+
+    # Updates
+
+    def _check_new_classes(self, table: SampleTable, labels: NDArray[Any], name: str) -> None:
+        model: Any = self._built().model
+        new = table.new_classes(labels)
+        if new and model.has_logits:
+            expected = f"must be one of the {len(table.classes):,} classes that the logits have columns for"
+            raise InvalidInputError(name, expected, got=repr(new[0]))
+        super()._check_new_classes(table, labels, name)
+
+    def _rebuild(self, fit: Fit, samples: Samples, n_updates: int, *, search: bool) -> Fit:
+        """Return the fit with a larger support or, where one is due, with everything fitted anew."""
+        model: Any = fit.model
+        samples = replace(samples, embeddings=samples.embeddings.to(model.device))
+        is_due = check_updates(self.updates).is_due(fit.history, n_updates, samples.classes_seen)
+        is_due = is_due and samples.n_parts > 1
+        if is_due and (search or samples.n_classes != len(fit.classes)):  # the model has no entry for a new class
+            config = {"metric": model.metric, "representation": model.representation}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", KcalWarning)  # a prediction is not the place for warnings of a fit
+                fitted_anew = self._fit_points(samples, model.estimate.projection, model.head, **config)
+            compares = model.estimate.config["compares_lengths"]
+            model, is_due = fitted_anew.with_estimate(fitted_anew.estimate.comparing_lengths(compares)), False
+            history = with_record(fit.history, bandwidth_record(model, samples, n_updates))
+        else:
+            model, history = model.with_support(sorted_support(samples, samples.embeddings)), fit.history
+            if samples.logits is not None:  # the lowest may have been that of a forgotten sample
+                lowest = float(to_log_probs(samples.logits, model.representation).min())
+                model = model.changed({"min_log_prob": model.min_log_prob.clamp_min(lowest)})
+        return replace(fit, model=model, classes=samples.classes, history=history, is_search_due=is_due)
+
+    def _without_samples(self, model: BlendModel) -> BlendModel:
+        return model.with_support(model.estimate.support.empty())
+
+    def _referenced(self, model: BlendModel, lengths: torch.Tensor, groups: torch.Tensor | None) -> BlendModel:
+        compares = model.estimate.config["compares_lengths"]
+        return model.with_estimate(model.estimate.with_reference(lengths if compares else None, groups))
+
+    def _attribute(
+        self, model: BlendModel, rows: torch.Tensor, scores: torch.Tensor | None, probs: torch.Tensor, k: int
+    ) -> Attribution:
+        return attribute_blend(model, rows, scores, probs, k)
+
+    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any) -> Fit:
+        model: Any = fit.model
+        keys = fit.groups if groups is None else check_groups(groups, len(model.estimate.points))
+        estimate, _ = compress_model(model.estimate, keys, find_size, options)
+        if estimate is model.estimate:
+            return fit
+        nothing = np.empty(0, dtype=np.int64)
+        return replace(fit, model=model.with_estimate(estimate), ids=None, indices=nothing, groups=None)
+
+    # Files and parameters
+
+    def _stored_parameters(self) -> dict[str, Any]:
+        stored = super()._stored_parameters()
+        del stored["head"]  # the model has it
+        return stored
+
+    @classmethod
+    def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
+        head = model.head
+        if head is not None:
+            head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
+        return {**super()._read_parameters(stored, model), "head": head}
+
+    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        values, tensors = super()._extra_state()
         return values | {"logit_names": self.logit_names_in_}, tensors
 
-    def _stored_records(self) -> SampleRecords | None:
-        records = super()._stored_records()
-        if records is None or self._lives or self.updates is not None:
-            return records
-        return replace(records, scores=None)
-
-    def _restore(self, state: CalibratorState) -> Self:
+    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
-        self._lives = self._records is not None and self._records.scores is not None
-        if (head := self.model_.formula.head) is not None:
-            self.head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
-        return super()._restore(state)
+        super()._restore_fit(state, model, classes)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -264,29 +376,11 @@ class KCalBlend(LiveBlend):
             expected = 'must be "logits" with a head, which computes logits'
             raise InvalidInputError("representation", expected, got=shown(self.representation))
 
-    def _check_inputs(self, X: Any, logits: Any) -> tuple[tuple[torch.Tensor, torch.Tensor | None], ArrayKind]:
-        rows, kind = self._check_rows(X)
-        formula = self.model_.formula
-        if (logits is not None) != self.needs_logits_ and formula.head is None:
-            expected = "are needed: this blend was fitted with logits; pass logits="
-            unused = "must be left out: this blend was fitted without logits"
-            raise InvalidInputError("logits", expected if logits is None else unused)
-        check_logit_names(logits, self.logit_names_in_.tolist())
-        n_classes = len(self.classes_)
-        return (rows, check_logits(logits, rows, formula.representation, formula.head, n_classes=n_classes)), kind
 
-    def _attribute(self, inputs: Any, block: slice, probs: torch.Tensor, k: int) -> Attribution:
-        rows, scores = inputs
-        return attribute_blend(self.model_, rows[block], None if scores is None else scores[block], probs, k)
-
-    def _log_probabilities(self, inputs: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
-        rows, scores = inputs
-        warn_of_known_rows(self._knows(rows))
-        blocks = [slice(start, start + BLOCK_ROWS) for start in range(0, len(rows), BLOCK_ROWS)]
-        parts = [self.model_.log_probs(rows[block], None if scores is None else scores[block]) for block in blocks]
-        return torch.cat(parts)
-
-
-def metric_of(n_features: int) -> str:
-    """Return the metric of embeddings: their directions or, if they are short, the embeddings themselves."""
-    return "unit" if n_features >= FEATURES_OF_A_DIRECTION else "identity"
+def bandwidth_record(model: BlendModel, samples: Samples, n_updates: int) -> BandwidthRecord:
+    """Return the bandwidth of a fit, with the out-of-fold loss of the blend."""
+    size = size_of_rarest_class(samples.codes, samples.weights, samples.n_classes)
+    classes = tuple(samples.classes_seen)
+    counts: dict[str, Any] = {"n_samples": len(samples), "size": size, "n_classes": len(classes)}
+    counts |= {"n_updates": n_updates, "classes": classes}
+    return BandwidthRecord(model.estimate.bandwidth, "search", float(model.loss), **counts, metric=model.metric)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.blend.kernel import POOL_SHARE, choose_bandwidth, leave_out_counts, log_estimate, log_scale_of
-from kcal.calibrators.blend.model import MIN_PROB, BlendFormula, BlendModel
-from kcal.calibrators.blend.network import LeaveOut, fit_network, group_efficiency
+from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, counts_of, log_estimate, log_scale_of
+from kcal.calibrators.blend.network import LeaveOut, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
-from kcal.calibrators.holdout import cross_folds
-from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.kcal.samples import Samples
-from kcal.calibrators.ridge import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
+from kcal.calibrators.kernel_model import KernelModel, sorted_support
+from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
+from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
+from kcal.samples import Samples, cross_folds
 
 KERNEL = "rbf"
+BANDWIDTHS = tuple(0.04 * 2 ** (place / 2) for place in range(12))
+"""Bandwidths that are tried, in units of the root mean square distance of the samples from their mean."""
+BACKGROUNDS = (1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
+"""Values of β that are tried."""
+POOL_SHARE = 1e-5
+"""Background of the estimate in the pool, in units of the median count at a sample from the others."""
+BLOCK_ENTRIES = 2_000_000
+"""Numbers of class sums at once."""
 MAX_ENTRIES = 5_000_000
 """Samples × classes of out-of-fold predictions, at most: what is fitted on them has few parameters."""
 MAX_PRODUCTS = 3_000_000_000
@@ -32,66 +41,71 @@ def fit_blend(
     points: torch.Tensor,
     log_probs: torch.Tensor | None,
     projection: nn.Module,
-    metric: str,
     *,
     folds: int,
     seed: int,
+    prior: torch.Tensor | None,
+    head: LinearHead | None,
+    **config: Any,
 ) -> BlendModel:
     """Fit a blend to samples of positive weight.
 
     ``points``, (n, d), are their projected embeddings; ``log_probs``, (n, n_classes) in float64, are those of the
-    network, None without logits.
+    network, None without logits; ``config`` is the metric and the representation of logits.
     """
-    n_classes, has_logits = len(samples.classes), log_probs is not None
-    codes = torch.from_numpy(samples.codes)
+    codes, n_classes = torch.from_numpy(samples.codes), samples.n_classes
     scores = torch.zeros(len(codes), n_classes, dtype=torch.float64) if log_probs is None else log_probs
-    groups = None
-    if samples.groups is not None:
-        groups = torch.from_numpy(np.unique(samples.groups, return_inverse=True)[1].reshape(-1))
-    efficiency = group_efficiency(scores, codes, groups)
-    leave_out = LeaveOut(efficiency * torch.from_numpy(samples.weights), groups)
+    groups = None if samples.groups is None else torch.from_numpy(samples.groups)
+    leave_out = LeaveOut(torch.from_numpy(samples.weights), groups)
     index = torch.from_numpy(samples.spread_index(max(MAX_ENTRIES // n_classes, 2)))
 
     network, of_network = fit_network(scores, codes, leave_out, index)
     refit, of_refit = fit_refit(samples, points, scores, network.temperature, index.numpy(), folds, seed)
-    support = samples.sorted(points)
+    support = sorted_support(samples, points)
     bandwidth, background = choose_bandwidth(support, samples, of_network, index, KERNEL)
-    estimate = KernelEstimate(projection=projection, support=support, bandwidth=bandwidth, kernel=KERNEL)
+    estimate = KernelModel.of(projection, support, points.shape[1], bandwidth=bandwidth, kernel=KERNEL)
     log_scale = log_scale_of(support, len(codes))
     counts = leave_out_counts(estimate, samples, index, log_scale)
+    weights = leave_out.weights[index] * (len(codes) / len(index))
+    combination = combine(of_network, of_refit, counts, background, codes[index], weights)
 
-    of_network = of_network.clamp_min(MIN_PROB)
-    pool_background = POOL_SHARE * float(counts.sum(dim=1).median().clamp_min(MIN_COUNT))
-    log_experts = torch.stack(
-        [of_network.log(), of_refit.clamp_min(np.log(MIN_PROB)), log_estimate(counts, of_network, pool_background)]
-    )
-    estimated = log_estimate(counts, of_network, background)
-    own, weights = codes[index], leave_out.weights[index]
-    weights = weights * (len(codes) / len(index))
-    exponents = fit_pool(log_experts, own, weights)
-    parts = torch.stack([pool_log_probs(exponents, log_experts), *log_experts[:2], estimated]).exp()
-    own_probs = parts.gather(2, own.expand(4, -1)[:, :, None])[:, :, 0]
-    shares = fit_mixture(own_probs, weights)
-    mean_loss, centre = weights / weights.sum(), points.cpu().double().mean(dim=0)
+    centre = points.cpu().double().mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.probs(scores).mean(dim=0)
-    formula = BlendFormula(
-        network=network,
-        refit=refit,
-        exponents=exponents,
-        shares=shares,
-        centre=centre,
-        radius=float((points.cpu().double() - centre).norm(dim=1).max()),
-        background=background,
-        pool_background=pool_background,
-        log_scale=log_scale,
-        frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
-        min_log_prob=float(scores.min()),
-        loss=-float(mean_loss @ (shares @ own_probs).log()),
-        network_loss=-float(mean_loss @ own_probs[1].log()),
-        group_efficiency=efficiency,
-        has_logits=has_logits,
-    )
-    return BlendModel(estimate=estimate, metric=metric, formula=formula)
+    tensors = combination | {
+        "background": background,
+        "log_scale": log_scale,
+        "min_log_prob": scores.min(),
+        "centre": centre,
+        "radius": (points.cpu().double() - centre).norm(dim=1).max(),
+        "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
+        "prior": prior,
+    }
+    config |= {"has_logits": log_probs is not None, "has_prior": prior is not None}
+    parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
+    return BlendModel.of(tensors, parts, **config)
+
+
+def combine(
+    network: torch.Tensor,
+    log_refit: torch.Tensor,
+    counts: torch.Tensor,
+    background: float,
+    codes: torch.Tensor,
+    weights: torch.Tensor,
+) -> dict[str, Any]:
+    """Return exponents and shares of out-of-fold predictions, (n, n_classes), of samples, and the losses with them."""
+    network = network.clamp_min(MIN_PROB)
+    pool_background = POOL_SHARE * float(counts.sum(dim=1).median().clamp_min(MIN_COUNT))
+    log_refit = log_refit.clamp_min(np.log(MIN_PROB))
+    log_experts = torch.stack([network.log(), log_refit, log_estimate(counts, network, pool_background)])
+    exponents = fit_pool(log_experts, codes, weights)
+    estimate = log_estimate(counts, network, background)
+    parts = torch.stack([pool_log_probs(exponents, log_experts), *log_experts[:2], estimate]).exp()
+    own_probs = parts.gather(2, codes.expand(4, -1)[:, :, None])[:, :, 0]
+    mixture = fit_mixture(own_probs, weights)
+    losses = -(torch.stack([mixture @ own_probs, own_probs[1]]).log() @ weights) / weights.sum()
+    combination = {"exponents": exponents, "mixture": mixture, "pool_background": pool_background}
+    return combination | {"loss": losses[0], "network_loss": losses[1]}
 
 
 def fit_refit(
@@ -114,3 +128,41 @@ def fit_refit(
         problem = some
     point = solve_average(problem, shares, REFIT_TOLERANCE)
     return axes.model(point, temperature, mean_penalty(shares), scores.shape[1]), out_of_fold
+
+
+def choose_bandwidth(
+    support: SortedSupport, samples: Samples, network: torch.Tensor, index: torch.Tensor, kernel: str
+) -> tuple[float, float]:
+    """Return b and β of the lowest leave-one-out log-loss of d on the samples of ``index``; ``network`` is their f."""
+    points = support.points.double()
+    spread = float((points - points.mean(dim=0)).square().sum(dim=1).mean().sqrt()) or 1.0
+    scale = spread / support.dimension**0.5  # kernels divide distances by √d
+    bandwidths = [scale * value for value in BANDWIDTHS]
+    prepared = PreparedSupport(support, bandwidths, get_kernel(kernel))
+    codes, weights = torch.from_numpy(samples.codes)[index], torch.from_numpy(samples.weights)[index]
+    place = torch.argsort(support.order).cpu()[index]
+    rule, losses = leave_out_rule(support, samples.keys()), torch.zeros(len(bandwidths), len(BACKGROUNDS))
+    log_scale = log_scale_of(support, len(samples.codes))
+    backgrounds = torch.tensor(BACKGROUNDS, dtype=torch.float64)[:, None]
+    step = max(BLOCK_ENTRIES // (len(bandwidths) * len(samples.classes)), 1)
+    for start in range(0, len(index), step):
+        block = slice(start, start + step)
+        rows = place[block].to(support.order.device)
+        sums = prepared.class_sums(support.points[rows], leave_out=rule.select(rows))
+        counts = counts_of(ClassSums(sums.sums.cpu().double(), sums.offsets.cpu().double()), log_scale)
+        label = codes[block, None]
+        own = counts.gather(2, label.expand(len(counts), -1, 1))  # (n_bandwidths, rows, 1)
+        mass, prior = counts.sum(dim=2), network[block].gather(1, label)[:, 0]
+        shares = (backgrounds * prior + own.transpose(1, 2)) / (backgrounds + mass[:, None])  # (…, n_backgrounds, rows)
+        losses -= shares.clamp_min(torch.finfo(torch.float64).tiny).log() @ weights[block]
+    best = int(losses.argmin())
+    return bandwidths[best // len(BACKGROUNDS)], BACKGROUNDS[best % len(BACKGROUNDS)]
+
+
+def leave_out_counts(estimate: KernelModel, samples: Samples, index: torch.Tensor, log_scale: float) -> torch.Tensor:
+    """Return S at the samples of ``index`` from the others (of other groups), (n_index, n_classes), in float64."""
+    support = estimate.support
+    place = torch.argsort(support.order)[index.to(support.order.device)]
+    rule = leave_out_rule(support, samples.keys()).select(place)
+    sums = estimate.prepared.class_sums(support.points[place], leave_out=rule)
+    return counts_of(ClassSums(sums.sums.cpu().double(), sums.offsets.cpu().double()), log_scale)[0]

@@ -2,34 +2,45 @@
 
 p = λ_1·pool + λ_2·f + λ_3·r + λ_4·d,     pool ∝ f^(w_f)·r^(w_r)·d'^(w_d)
 
-f is the network (``network.py``), r its last layer refitted (``ridge.py``), d the kernel estimate (``kernel.py``), d'
-the same with the background of the pool; the exponents w and the shares λ are those of ``pool.py``. All are fitted on
-out-of-fold predictions.
+d_k(x) = (β·f_k(x) + S_k(x)) / (β + Σ_l S_l(x)),     S_k(x) = Σ_{i: y_i = k} w_i·φ_b(x_i − x)
+
+f is the network (``network.py``), r its last layer refitted (``refit.py``). d is the kernel estimate: S_k counts the
+samples of class k near x, each by a kernel that is 1 at distance 0, and d is the mean of a Dirichlet posterior whose
+prior is the network's prediction f, worth β samples. Far from all samples d is f. In the pool f is an expert itself:
+d' is d with a much smaller background, which matters only where no sample is near. The exponents w and the shares λ
+are those of ``pool.py``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from torch import nn
 
-from kcal.calibrators.blend.head import LinearHead
-from kcal.calibrators.blend.kernel import counts_of, log_estimate, log_scale_of
+from kcal.calibrators.base import CalibrationModel
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.kcal.model import KernelEstimate
-from kcal.calibrators.logit_base import to_log_probs
-from kcal.calibrators.model_state import StoredModel, nested, tensor
-from kcal.calibrators.ridge import RidgeModel
+from kcal.calibrators.kernel_model import MAX_SUMS, KernelModel, as_embeddings
+from kcal.calibrators.logits import required, to_log_probs
+from kcal.calibrators.refit import RidgeModel
+from kcal.embeddings.layer_calls import CONVOLUTIONS
+from kcal.errors import InvalidInputError
 from kcal.kernels import ClassSums, SortedSupport
+from kcal.validation import LARGEST, shown, to_numbers, unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
 MASKED, MASK_FACTOR = -5000.0, 10.0
-"""A class is masked out of the logits, not unlikely, if its log probability is below the first, and below the second
+"""A class is masked out of the logits, not unlikely, if its log-probability is below the first, and below the second
 times the lowest one of calibration samples."""
 MIN_PROB = 1e-12
 """Of an expert, in logarithms."""
+HEADS = "must be an nn.Linear, a 1×1 convolution or a pair of arrays, weight (n_classes, h) and bias (n_classes,)"
+LINEAR_FORWARDS = [layer.forward for layer in (nn.Linear, *CONVOLUTIONS)]  # a subclass with its own need not be linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,43 +58,97 @@ class Experts:
         return torch.cat([self.pooled[:2], self.estimate[None]])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BlendFormula(StoredModel):
-    """The formula, from class sums, points and logits on: everything but the support."""
+class BlendModel(CalibrationModel):
+    """The network, its refitted last layer and a kernel estimate over the calibration samples.
 
-    network: NetworkModel = nested(NetworkModel)
-    refit: RidgeModel = nested(RidgeModel)
-    exponents: torch.Tensor = tensor(3)  # w, of network, refit and kernel estimate
-    shares: torch.Tensor = tensor(4)  # λ, of the pool, network, refit and kernel estimate
-    centre: torch.Tensor = tensor("dimension")  # of the calibration points
-    radius: float  # of the ball around the centre that holds them: the refit does not extrapolate beyond
-    background: float  # β
-    pool_background: float  # that of the pool
-    log_scale: float  # makes numbers of samples of class sums
-    frequencies: torch.Tensor = tensor("classes")  # class frequencies that the probabilities assume
-    min_log_prob: float  # lowest log probability of the network for a class of a calibration sample
-    loss: float  # out-of-fold log-loss
-    network_loss: float  # that of the network alone
-    group_efficiency: float = 1.0  # information of a sample relative to an independent one
-    has_logits: bool = True
-    representation: str = "logits"  # of the network's rows
-    head: LinearHead | None = nested(LinearHead, default=None)  # computes the logits; None if they are given
-    prior: torch.Tensor | None = tensor("classes", optional=True)  # class frequencies of deployment
+    Parameters
+    ----------
+    estimate, network, refit, head : dict
+        Configurations of the parts; None for a head that is not given.
+    metric : "unit" or "identity"
+        What is compared: directions of embeddings, or the embeddings themselves.
+    representation : "logits" or "probabilities"
+        What logits hold.
+    has_logits, has_prior : bool
+        Whether it was fitted with logits, and whether class frequencies of deployment are given.
+    """
 
-    def experts(self, sums: ClassSums, points: torch.Tensor, log_probs: torch.Tensor | None) -> Experts:
-        """Return the experts of class sums, points and log probabilities of the network; None without logits."""
+    holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
+    exponents: torch.Tensor  # w, (3,), of network, refit and kernel estimate
+    mixture: torch.Tensor  # λ, (4,), of the pool, network, refit and kernel estimate
+    background: torch.Tensor  # β
+    pool_background: torch.Tensor  # that of the pool
+    log_scale: torch.Tensor  # makes numbers of samples of class sums
+    min_log_prob: torch.Tensor  # lowest log-probability of the network for a calibration sample
+    centre: torch.Tensor  # (d,), of the calibration points
+    radius: torch.Tensor  # of the ball around it that holds them: the refit does not extrapolate beyond
+    frequencies: torch.Tensor  # (n_classes,), class frequencies that the probabilities assume
+    prior: torch.Tensor | None  # (n_classes,), of deployment
+    loss: torch.Tensor  # out-of-fold log-loss of the blend
+    network_loss: torch.Tensor  # that of the network alone
+
+    def __init__(
+        self,
+        *,
+        estimate: dict[str, Any],
+        network: dict[str, Any],
+        refit: dict[str, Any],
+        head: dict[str, Any] | None,
+        metric: str,
+        representation: str,
+        has_logits: bool,
+        has_prior: bool,
+    ) -> None:
+        parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
+        options = {"metric": metric, "representation": representation, "has_logits": has_logits}
+        super().__init__(**parts, **options, has_prior=has_prior)
+        self.metric, self.representation, self.has_logits = metric, representation, has_logits
+        self.estimate, self.network, self.refit = KernelModel(**estimate), NetworkModel(**network), RidgeModel(**refit)
+        self.head = None if head is None else LinearHead(**head)
+        n_classes = self.estimate.n_classes
+        self.declare(exponents=(3,), mixture=(4,), background=(), pool_background=(), log_scale=())
+        self.declare(min_log_prob=(), centre=(self.estimate.dimension,), radius=(), frequencies=(n_classes,))
+        self.declare_if(has_prior, prior=(n_classes,))
+        self.declare(loss=(), network_loss=())
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        rows = as_embeddings(embeddings)
+        points = self.estimate.project(rows)
+        return self.log_probs(self.experts(self.estimate.prepared.class_sums(points), points, rows, logits))
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
+        rows = as_embeddings(embeddings)
+        points = self.estimate.project(rows)
+        sums = self.estimate.prepared.class_sums(points)
+        return self.log_probs(self.experts(sums, points, rows, logits)), self.estimate.evidence(sums, rows)
+
+    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the evidence of each row, (n,), which does not depend on the logits."""
+        rows = as_embeddings(embeddings)
+        return self.estimate.evidence(self.estimate.class_sums(rows), rows)
+
+    def experts(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> Experts:
+        """Return the experts of class sums, points, embeddings and logits, which a head computes or are None."""
         counts = counts_of(sums, self.log_scale)[0]
-        points = points.to(counts)
-        if log_probs is None:
-            log_probs = torch.zeros_like(counts)
-        log_probs = log_probs.to(counts)
+        log_probs = torch.zeros_like(counts)
+        if self.has_logits:
+            scores = required(logits, "logits") if self.head is None else self.head(rows)
+            log_probs = to_log_probs(unchecked_logits(scores, self.representation), self.representation).to(counts)
         # A linear map would carry a value far below all calibration samples over to other classes.
         bounded = log_probs.clamp_min(self.min_log_prob)
         network = self.network.probs(bounded).clamp_min(MIN_PROB)
-        refit = self.refit.log_probs(self.inside(points), bounded).clamp_min(log_of(MIN_PROB))
+        refit = self.refit.log_probs(self.inside(points.to(counts)), bounded).clamp_min(log(MIN_PROB))
         pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
         estimate = log_estimate(counts, network, self.background)
-        return Experts(pooled, estimate, counts, log_probs < min(MASKED, MASK_FACTOR * self.min_log_prob))
+        masked_below = (MASK_FACTOR * self.min_log_prob).clamp_max(MASKED)
+        return Experts(pooled, estimate, counts, log_probs < masked_below)
 
     def inside(self, points: torch.Tensor) -> torch.Tensor:
         """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
@@ -93,95 +158,115 @@ class BlendFormula(StoredModel):
         return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
 
     def log_probs(self, experts: Experts) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes)."""
-        return self.deployed(self.mixed(experts).masked_fill(experts.excluded, -torch.inf))
-
-    def mixed(self, experts: Experts) -> torch.Tensor:
-        """Return the logarithm of the mixture, (n, n_classes)."""
-        parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
-        return torch.logsumexp(parts + self.shares.log().to(parts)[:, None, None], dim=0)
-
-    def deployed(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return normalised log probabilities, for the class frequencies of deployment."""
+        """Return log-probabilities, (n, n_classes), for the class frequencies of deployment."""
+        log_probs = self.mixed(experts).masked_fill(experts.excluded, -torch.inf)
         if self.prior is not None:
             log_probs = log_probs + (self.prior / self.frequencies).log().to(log_probs)
         return torch.log_softmax(log_probs, dim=1)
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BlendModel(StoredModel):
-    """The network, its refitted last layer and a kernel estimate over the calibration samples."""
-
-    estimate: KernelEstimate = nested(KernelEstimate)
-    metric: str  # "unit" or "identity"
-    formula: BlendFormula = nested(BlendFormula)
-
-    @property
-    def frequencies(self) -> torch.Tensor:
-        """Class frequencies that the probabilities assume."""
-        return self.formula.frequencies
-
-    @property
-    def prior(self) -> torch.Tensor | None:
-        """Class frequencies of deployment."""
-        return self.formula.prior
+    def mixed(self, experts: Experts) -> torch.Tensor:
+        """Return the logarithm of the mixture, (n, n_classes)."""
+        parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
+        return torch.logsumexp(parts + self.mixture.log().to(parts)[:, None, None], dim=0)
 
     @property
     def weights(self) -> dict[str, float]:
         """Exponent of each expert in the pool, by name."""
-        return dict(zip(EXPERTS, self.formula.exponents.tolist(), strict=True))
+        return dict(zip(EXPERTS, self.exponents.tolist(), strict=True))
 
     @property
     def shares(self) -> dict[str, float]:
         """Share of the pool and of each expert in the prediction, by name."""
-        return dict(zip(("pool", *EXPERTS), self.formula.shares.tolist(), strict=True))
+        return dict(zip(("pool", *EXPERTS), self.mixture.tolist(), strict=True))
 
     @property
-    def bandwidth(self) -> float:
-        """Bandwidth of the kernel estimate."""
-        return self.estimate.bandwidth
+    def evidence_step(self) -> float:  # type: ignore[override]
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return self.estimate.evidence_step
 
-    def experts(self, embeddings: torch.Tensor, logits: torch.Tensor | None) -> Experts:
-        """Return the experts of new samples."""
-        log_probs = None if logits is None else to_log_probs(logits, self.formula.representation)
-        points = self.estimate.project(embeddings)
-        sums = self.estimate.prepared.class_sums(points)
-        return self.formula.experts(ClassSums(sums.sums.cpu(), sums.offsets.cpu()), points.cpu(), log_probs)
+    @classmethod
+    def of(cls, values: Mapping[str, Any], parts: Mapping[str, CalibrationModel | None], **config: Any) -> Self:
+        """Return the model of the values of its own buffers and of its parts, by name; None for what it has not."""
+        present = {name: part for name, part in parts.items() if part is not None}
+        configs = dict.fromkeys(parts) | {name: part.config for name, part in present.items()}
+        tensors = {f"{name}.{key}": value for name, part in present.items() for key, value in part.state_dict().items()}
+        own = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items() if value is not None}
+        return cls.restore({**config, **configs}, tensors | own)
 
-    def log_probs(self, embeddings: torch.Tensor, logits: torch.Tensor | None) -> torch.Tensor:
-        """Return log probabilities, (n, n_classes)."""
-        return self.formula.log_probs(self.experts(embeddings, logits))
+    def with_estimate(self, estimate: KernelModel) -> Self:
+        """Return the model with another kernel estimate."""
+        own = {name: tensor for name, tensor in self.state_dict().items() if "." not in name}
+        parts = {"estimate": estimate, "network": self.network, "refit": self.refit, "head": self.head}
+        return self.of(own, parts, **self.config)
 
-    def log_evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the log density of the calibration set at each embedding, (n,)."""
-        return self.estimate.log_evidence(embeddings)
+    def with_support(self, support: SortedSupport) -> Self:
+        """Return the model with other samples, without a reference of the evidence."""
+        log_scale = log_scale_of(support, len(support)) if len(support) else 0.0
+        changed = self.with_estimate(self.estimate.with_support(support))
+        return changed.changed({"log_scale": torch.full_like(self.log_scale, log_scale)})
 
-    def evidence(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the share of calibration samples with less evidence than each embedding, (n,)."""
-        return self.estimate.evidence(embeddings)
+    def entries_per_row(self) -> int:
+        """Return the number of class sums of a row."""
+        return self.estimate.entries_per_row()
 
-    def with_reference(self, embeddings: torch.Tensor, groups: torch.Tensor | None) -> Self:
-        """Return the model with the evidence of the calibration samples."""
-        return replace(self, estimate=self.estimate.with_reference(embeddings, groups))
-
-    def with_formula(self, **values: object) -> Self:
-        """Return the model with other values in its formula."""
-        return replace(self, formula=replace(self.formula, **values))  # type: ignore[arg-type]
-
-    def with_prior(self, prior: torch.Tensor | None) -> Self:
-        """Return the model for other class frequencies of deployment."""
-        return self.with_formula(prior=prior)
-
-    def with_support(self, support: SortedSupport, n_samples: float) -> Self:
-        """Return the model with another support, of ``n_samples`` samples."""
-        model = replace(self, estimate=replace(self.estimate, support=support))
-        return model.with_formula(log_scale=log_scale_of(support, n_samples))
-
-    def to(self, device: str | torch.device) -> Self:
-        """Return the model with its kernel sums on another device."""
-        return replace(self, estimate=self.estimate.to(device))
+    def prepare(self) -> None:
+        """Compute what predictions share, before they are traced."""
+        self.estimate.prepare()
 
 
-def log_of(value: float) -> float:
-    """Return the logarithm of a number."""
-    return float(torch.tensor(value, dtype=torch.float64).log())
+class LinearHead(CalibrationModel):
+    """Logits as a linear function of embeddings: z = W·x + b."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, *, n_features: int, n_classes: int, has_bias: bool) -> None:
+        super().__init__(n_features=n_features, n_classes=n_classes, has_bias=has_bias)
+        self.declare(weight=(n_classes, n_features))
+        self.declare_if(has_bias, bias=(n_classes,))
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return logits, (n, n_classes), in the precision and on the device of the embeddings, (n, h)."""
+        assert embeddings is not None
+        bias = None if self.bias is None else self.bias.to(embeddings)
+        return nn.functional.linear(embeddings, self.weight.to(embeddings), bias)
+
+    @classmethod
+    def of(cls, head: Any, n_features: int) -> Self:
+        """Return a copy of a layer or a pair of arrays; one output, the log-odds of two classes, becomes two."""
+        is_layer = getattr(type(head), "forward", None) in LINEAR_FORWARDS
+        if not is_layer and not (isinstance(head, tuple | list) and len(head) == 2):
+            raise InvalidInputError("head", HEADS, got=shown(head))
+        weight, bias = (head.weight, head.bias) if is_layer else head
+        given = (weight,) if bias is None else (weight, bias)
+        parts = [to_numbers(part, "head").astype(np.float64, order="C") for part in given]
+        if is_layer and np.prod(parts[0].shape[2:]) == 1:
+            parts[0] = parts[0].reshape(parts[0].shape[:2])
+        shapes = [part.shape for part in parts]
+        if len(shapes[0]) != 2 or not shapes[0][0] or shapes[1:] not in ([], [shapes[0][:1]]):
+            raise InvalidInputError("head", HEADS, got=f"shapes {' and '.join(map(str, shapes))}")
+        if shapes[0][1] != n_features:
+            expected = f"must take the features of X, {n_features:,} of them"
+            raise InvalidInputError("head", expected, got=f"one of {shapes[0][1]:,} features")
+        if not all((np.abs(part) <= LARGEST).all() for part in parts):  # False for NaN
+            raise InvalidInputError("head", f"must have finite entries of at most {LARGEST:g}", got="others")
+        if len(parts[0]) == 1:
+            parts = [np.concatenate([np.zeros_like(part), part]) for part in parts]
+        made = cls(n_classes=len(parts[0]), n_features=n_features, has_bias=len(parts) == 2)
+        return made.fill(**dict(zip(("weight", "bias"), parts, strict=False)))
+
+
+def counts_of(sums: ClassSums, log_scale: float | torch.Tensor) -> torch.Tensor:
+    """Return S, (n_bandwidths, n, n_classes), from class sums; ``log_scale`` makes numbers of samples of them."""
+    return (sums.sums * torch.exp(sums.offsets + log_scale)[:, None]).transpose(1, 2)
+
+
+def log_estimate(counts: torch.Tensor, network: torch.Tensor, background: float | torch.Tensor) -> torch.Tensor:
+    """Return log d, (n, n_classes), of counts and the network's probabilities."""
+    masses = background * network + counts
+    return torch.log(masses / masses.sum(dim=1, keepdim=True))  # ONNX graphs drop the addition of a tiny constant
+
+
+def log_scale_of(support: SortedSupport, n_samples: float) -> float:
+    """Return the logarithm of the factor by which class sums of the support become numbers of samples."""
+    return float(torch.tensor(n_samples).log()) - support.log_total_weight

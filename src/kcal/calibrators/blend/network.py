@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.model_state import StoredModel, tensor
-from kcal.calibrators.temperature_prior import MEAN, fit_temperature, penalty_and_slope
+from kcal.calibrators.base import CalibrationModel
+from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
 
 Index = NDArray[np.int64]
 
@@ -47,22 +47,31 @@ class LeaveOut:
         return total - by_group.index_add_(0, self.groups, weighted)[self.groups[index]]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class NetworkModel(StoredModel):
-    """The average over temperatures and factors of the classes."""
+class NetworkModel(CalibrationModel):
+    """f: the average over temperatures and over factors of the classes."""
 
-    temperatures: torch.Tensor = tensor("temperatures")
-    temperature_weights: torch.Tensor = tensor("temperatures")  # u
-    factors: torch.Tensor = tensor("strengths", "classes")  # c
-    factor_weights: torch.Tensor = tensor("strengths")  # v
+    temperatures: torch.Tensor
+    temperature_weights: torch.Tensor  # u
+    factors: torch.Tensor  # c, (n_strengths, n_classes)
+    factor_weights: torch.Tensor  # v
+
+    def __init__(self, *, n_temperatures: int, n_strengths: int, n_classes: int) -> None:
+        super().__init__(n_temperatures=n_temperatures, n_strengths=n_strengths, n_classes=n_classes)
+        self.declare(temperatures=(n_temperatures,), temperature_weights=(n_temperatures,))
+        self.declare(factors=(n_strengths, n_classes), factor_weights=(n_strengths,))
 
     @property
     def temperature(self) -> float:
         """The posterior mean of the temperature."""
         return float(self.temperatures @ self.temperature_weights)
 
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log f, (n, n_classes), of log-probabilities of the network."""
+        assert logits is not None
+        return self.probs(logits).log()
+
     def probs(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return f, (n, n_classes), of the network's log probabilities."""
+        """Return f, (n, n_classes), of log-probabilities of the network."""
         scaled = average_temperatures(log_probs, self.temperatures, self.temperature_weights.to(log_probs)[None])
         return average_factors(scaled, self.factors[:, None].to(scaled), self.factor_weights.to(scaled)[None])
 
@@ -112,28 +121,14 @@ def fit_network(
     kept = posterior > NEGLIGIBLE
     totals = [leave_out.weights @ values for values in (counted, scaled)]
     of_all = (totals[0] + STRENGTHS[kept, None]) / (totals[1] + STRENGTHS[kept, None])
-    model = NetworkModel(
+    sizes = {"n_temperatures": len(temperatures), "n_strengths": len(of_all), "n_classes": log_probs.shape[1]}
+    model = NetworkModel(**sizes).fill(
         temperatures=temperatures,
         temperature_weights=weights[0],
         factors=of_all,
         factor_weights=normalised(posterior[None, kept])[0],
     )
     return model, out_of_fold
-
-
-def group_efficiency(log_probs: torch.Tensor, codes: torch.Tensor, groups: torch.Tensor | None) -> float:
-    """Return the information of a sample relative to an independent one: Σ_i ‖r_i‖² / Σ_g ‖Σ_{i in g} r_i‖², at most 1.
-
-    r_i are the residuals of the network at the prior mean of the temperature. Samples of a group that err together
-    tell less than as many independent ones.
-    """
-    if groups is None:
-        return 1.0
-    residuals = torch.softmax(log_probs / np.exp(MEAN), dim=1)
-    residuals[torch.arange(len(codes)), codes] -= 1
-    sums = torch.zeros(int(groups.max()) + 1, residuals.shape[1], dtype=residuals.dtype)
-    together = float(sums.index_add_(0, groups, residuals).square().sum())
-    return min(float(residuals.square().sum()) / together, 1.0) if together > 0 else 1.0
 
 
 def _own(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

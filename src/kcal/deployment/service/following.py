@@ -9,8 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from kcal.calibrators import Calibrator
 from kcal.deployment.service.inference import ServedModel
 from kcal.errors import InvalidInputError, KcalError, without_warnings
@@ -23,10 +21,8 @@ logger = logging.getLogger("kcal.service")
 def with_text_ids(calibrator: Calibrator) -> Calibrator:
     """Return a copy of a calibrator whose samples have text as ids, as predictions have: "row 17" without ids."""
     live: Any = calibrator
-    names = [f"row {row}" for row in live.support_indices_] if live.ids_ is None else map(str, live.ids_.tolist())
-    live = live.frozen()
-    live.ids_ = np.array(list(names), dtype=np.str_)
-    copy: Calibrator = live
+    prefix = "row " if live.ids_ is None else ""
+    copy: Calibrator = live.snapshot(ids=[f"{prefix}{name}" for name in live.current_ids_])
     return copy
 
 
@@ -36,7 +32,7 @@ def obstacle_to_following(calibrator: Calibrator) -> str:
         return f"the method {calibrator.method} does not learn online."
     try:
         _ = calibrator.has_groups_
-    except InvalidInputError as error:  # a compressed support, or a blend that was saved without logits
+    except InvalidInputError as error:  # a compressed support
         return str(error)
     return ""
 
@@ -149,7 +145,7 @@ class FollowingCalibrator:
         """Let predictions and the page come from the present samples; one thread at a time, so that none goes back."""
         with self._showing:
             if not self._is_closed.is_set():
-                self.model.show(self._live.frozen(search=False))
+                self.model.show(self._live.snapshot(search=False))
 
     def close(self) -> None:
         """End the threads, when the update and the search that run are over."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators.explanation import Explanation
+from kcal.calibrators import Explanation
 from kcal.deployment.service.snapshot import ObservedPrediction, ServiceSnapshot
 from kcal.errors import without_warnings
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kcal.calibrators import Calibrator
-from kcal.deployment.predictors import taken_outputs
+from kcal.deployment.export import taken_outputs
 from kcal.deployment.service.batching import Batcher
 from kcal.deployment.service.errors import RequestError, bad_request, busy
 from kcal.deployment.service.feedback import FeedbackRecord, segments, stacked

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import urlencode
 
-from kcal.calibrators.explanation import Explanation
+from kcal.calibrators import Explanation
 from kcal.deployment.service.formats import name_of, timestamp
 from kcal.deployment.service.prediction_rows import prediction_rows
 from kcal.deployment.service.snapshot import ServiceSnapshot

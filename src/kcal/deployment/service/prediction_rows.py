@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kcal.calibrators.explanation import Explanation
+from kcal.calibrators import Explanation
 from kcal.deployment.service.charts import share_bar
 from kcal.deployment.service.formats import clock, name_of, percent
 from kcal.deployment.service.snapshot import LOW_EVIDENCE, ObservedPrediction, ServiceSnapshot

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, predict_on
-from kcal.deployment.predictors import taken_outputs
+from kcal.deployment.export import taken_outputs
 from kcal.deployment.service.errors import RequestError, bad_request
 from kcal.deployment.service.explanations import explanation_entries
 from kcal.deployment.service.tensors import BYTES, NUMPY_TYPES, Tensor

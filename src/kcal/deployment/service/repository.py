@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from kcal.deployment.predictors import taken_outputs
+from kcal.deployment.export import taken_outputs
 from kcal.deployment.reference import check_pair
 from kcal.deployment.service.errors import RequestError
 from kcal.deployment.service.inference import ServedModel

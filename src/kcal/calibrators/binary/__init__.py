@@ -1,1 +1,0 @@
-"""Binary methods applied to each class against the rest."""

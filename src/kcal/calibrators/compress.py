@@ -1,0 +1,326 @@
+"""A smaller support, whose size and bandwidth out-of-fold predictions choose.
+
+A reduced support contains every sample, if only as a part of a centroid: leaving out a point of it leaves out no
+sample. So each sample is predicted from the reduced samples of the other folds, reduced as all samples are, to
+the same share of their number.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from kcal.calibrators.kernel_model import Compression, KernelModel
+from kcal.calibrators.reduction import METHODS, reduce_samples
+from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
+from kcal.kernels import (
+    BandwidthCurve,
+    PredictedLoss,
+    PreparedSupport,
+    SortedSupport,
+    get_kernel,
+    search_bandwidth,
+    sort_support,
+)
+from kcal.progress import progress_bar
+from kcal.samples import Floats, Index, Samples, cross_folds
+from kcal.validation import ALMOST_ZERO, check_choice, check_integer, check_number, shown
+
+ModelT = TypeVar("ModelT", bound=KernelModel)
+
+FOLDS = 5
+MAX_PREDICTED = 5_000
+"""Samples that are predicted to choose a bandwidth and a size; of more so many are chosen at random."""
+MANY_SAMPLES = 50_000
+"""Number of samples from which one fold alone is left out and predicted: its samples are enough."""
+SEARCHED = 2.0
+"""The search for the bandwidth starts within this factor of that of all samples, on both sides."""
+GRID_STEP = 2.0
+"""Ratio of the sizes that are tried, at most."""
+REFINEMENTS = 3
+"""Halvings, on a logarithmic scale, of the interval in which the smallest size is."""
+TINY = np.finfo(np.float64).tiny
+MAX_POINTS = 10**12
+
+
+@dataclass(frozen=True)
+class CompressionOptions:
+    """How an estimate gets a smaller support: parameters of ``compress``."""
+
+    method: str = "kmeans"
+    min_cluster_size: int = 1
+    seed: int = 0
+    progress: bool | None = None
+    n_folds: int = FOLDS
+    fixed_bandwidth: bool = False
+
+    def checked(self) -> CompressionOptions:
+        """Return the options; raise if they are invalid."""
+        check_choice(self.method, "method", METHODS)
+        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MAX_POINTS)
+        if self.min_cluster_size > 1 and self.method != "kmeans":
+            got = shown(self.min_cluster_size)
+            raise InvalidInputError("min_cluster_size", 'applies to method="kmeans" only', got=got)
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A size of the support, with the out-of-fold predictions of samples and the bandwidths that were tried."""
+
+    size: int
+    supports: Sequence[SortedSupport]  # without each fold
+    curve: BandwidthCurve
+    own_log_probs: torch.Tensor  # (n_predicted,), of the own class of each predicted sample
+
+
+class Trials:
+    """Out-of-fold predictions of the samples of an estimate by smaller supports, of any size.
+
+    ``groups`` are those of the points of the estimate in the original order; ``after_each`` is called with a text after
+    each size that was tried.
+    """
+
+    def __init__(
+        self,
+        estimate: KernelModel,
+        groups: Index | None,
+        options: CompressionOptions,
+        after_each: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if estimate.compression is not None:
+            expected = "must not have been compressed before: its points are no samples"
+            raise InvalidInputError("support", expected, remedy="Compress the calibrator with all samples.")
+        self.samples, self.options, self.bandwidth = samples_of(estimate.support, groups), options, estimate.bandwidth
+        self._kernel, self._after_each, self._trials = get_kernel(estimate.kernel), after_each, dict[int, Trial]()
+        folds = cross_folds(self.samples.codes, self.samples.groups, options.n_folds, options.seed)
+        candidates = np.flatnonzero(folds == 0) if self.n_samples > MANY_SAMPLES else np.arange(self.n_samples)
+        chosen = np.sort(np.random.default_rng([options.seed, 3]).permutation(candidates)[:MAX_PREDICTED])
+        self._predicted = [self.samples.select(chosen[folds[chosen] == fold]) for fold in np.unique(folds[chosen])]
+        self._others = [self.samples.select(np.flatnonzero(folds != fold)) for fold in np.unique(folds[chosen])]
+        self._weights = np.concatenate([part.weights for part in self._predicted])
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples, the largest size."""
+        return len(self.samples)
+
+    @property
+    def smallest(self) -> int:
+        """One point for each class that has samples."""
+        return len(np.unique(self.samples.codes))
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether as many points as samples are the samples."""
+        return self.options.min_cluster_size == 1
+
+    def __getitem__(self, size: int) -> Trial:
+        """Return the trial of a size, made once."""
+        if size not in self._trials:
+            self._trials[size] = self._try(size)
+            self._after_each(f"{size:,} points, loss {self._trials[size].curve.loss:.4f}")
+        return self._trials[size]
+
+    def reduce(self, samples: Samples, size: int) -> tuple[Samples, Index]:
+        """Return at most ``size`` points for samples, and the number of samples behind each."""
+        method, seed, min_cluster_size = self.options.method, self.options.seed, self.options.min_cluster_size
+        kernel: dict[str, Any] = {"kernel": self._kernel, "bandwidth": self.bandwidth}
+        return reduce_samples(samples, size, method, seed=seed, min_cluster_size=min_cluster_size, **kernel)
+
+    def _try(self, size: int) -> Trial:
+        share = size / self.n_samples
+        supports = [support_of(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
+        loss = PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
+        if self.options.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
+            value = loss(self.bandwidth)
+            curve = BandwidthCurve(np.array([self.bandwidth]), np.array([value]), self.bandwidth, value, at_edge=False)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BandwidthWarning)  # the search with all samples has warned
+                interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
+                curve = search_bandwidth(loss, interval=interval, at=loss.at)
+        log_probs = self._own_probs(supports, [curve.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
+        return Trial(size, supports, replace(curve, n_folds=len(supports)), log_probs)
+
+    def _own_probs(self, supports: Sequence[SortedSupport], bandwidths: Sequence[float]) -> list[torch.Tensor]:
+        """Return the probabilities of the predicted samples' own classes at each bandwidth, (n_predicted,)."""
+        parts = [
+            PreparedSupport(support, list(bandwidths), self._kernel)
+            .own_shares(part.embeddings, torch.from_numpy(part.codes).to(part.embeddings.device))
+            .cpu()
+            for support, part in zip(supports, self._predicted, strict=True)
+        ]
+        return list(torch.cat(parts, dim=1))
+
+    def log_densities(self, trial: Trial) -> Floats:
+        """Return the log density of the other folds at the predicted samples, (n_predicted,)."""
+        found = [
+            PreparedSupport(support, [trial.curve.bandwidth], self._kernel).log_densities(part.embeddings)[0]
+            for support, part in zip(trial.supports, self._predicted, strict=True)
+        ]
+        densities: Floats = torch.cat(found).cpu().double().numpy()
+        return densities
+
+    @cached_property
+    def _full_log_probs(self) -> torch.Tensor:
+        """Out-of-fold log probabilities with all samples of the other folds, at their bandwidth, (n_predicted,)."""
+        supports = [support_of(others) for others in self._others]
+        return self._own_probs(supports, [self.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
+
+    @property
+    def full_loss(self) -> float:
+        """Out-of-fold loss with all samples of the other folds, at their bandwidth."""
+        return -float(np.average(self._full_log_probs.numpy(), weights=self._weights))
+
+    def increase(self, trial: Trial) -> tuple[float, float]:
+        """Return how much higher the loss of a trial is than that with all samples, and the standard error.
+
+        Samples of a group are not independent: with groups, the error is that of the group means.
+        """
+        values, shares = (self._full_log_probs - trial.own_log_probs).numpy(), self._weights / self._weights.sum()
+        mean = float(shares @ values)
+        deviations = shares * (values - mean)
+        if self.samples.groups is not None:
+            groups = np.concatenate([part.groups for part in self._predicted])
+            deviations = np.bincount(groups, weights=deviations)
+        return mean, float(np.sqrt((deviations**2).sum()))
+
+    @property
+    def grid(self) -> list[int]:
+        """Sizes from the smallest to the largest, each at most ``GRID_STEP`` times the one before."""
+        ratio = self.n_samples / self.smallest
+        n_steps = int(np.ceil(np.log(ratio) / np.log(GRID_STEP)))
+        sizes = np.round(self.smallest * ratio ** np.linspace(0.0, 1.0, n_steps + 1))
+        return [int(size) for size in np.unique(sizes)]
+
+
+def samples_of(support: SortedSupport, groups: Index | None) -> Samples:
+    """Return the points of positive weight of a support, in its order; ``groups`` are in the original order."""
+    index = support.counted.numpy()
+    weights = np.ones(len(index))
+    if support.log_weights is not None:
+        weights = support.log_weights.cpu().double().exp().numpy()[index]
+    if groups is not None:
+        groups = groups[support.order.cpu().numpy()][index]
+        groups = groups if len(np.unique(groups)) > 1 else None  # no other group would be left
+    return Samples(
+        embeddings=support.points[support.counted.to(support.points.device)],
+        codes=support.codes.cpu().numpy()[index],
+        classes=np.arange(support.n_classes),
+        weights=weights,
+        groups=groups,
+        indices=index,
+    )
+
+
+def support_of(samples: Samples) -> SortedSupport:
+    """Return samples sorted by class, for kernel sums."""
+    codes = torch.from_numpy(samples.codes).to(samples.embeddings.device)
+    return sort_support(samples.embeddings, codes, samples.n_classes, torch.from_numpy(samples.weights))
+
+
+# Which size is taken
+
+FindSize = Callable[[Trials], Trial]
+
+
+def check_target(size: Any, max_loss_increase: Any) -> FindSize:
+    """Return how the size is found; raise unless exactly one of both is given, and valid."""
+    if (size is None) == (max_loss_increase is None):
+        expected = "or max_loss_increase must be given, and not both"
+        raise InvalidInputError("size", expected, remedy="Pass size=0.1, for example.")
+    if size is None:
+        return partial(select_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
+    if isinstance(size, float | np.floating):
+        expected = "must be an integer, or a share of the samples above 0 and at most 1"
+        return partial(select_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
+    return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_POINTS))
+
+
+def select_size(size: int, trials: Trials) -> Trial:
+    """Return the trial of a number of points."""
+    if size < trials.smallest:
+        expected = f"must be at least {trials.smallest:,}, one point for each class that has samples"
+        raise InvalidInputError("size", expected, got=str(size))
+    _warn_unchanged(size >= trials.n_samples, size, trials)
+    return trials[min(size, trials.n_samples)]
+
+
+def select_share(share: float, trials: Trials) -> Trial:
+    """Return the trial of a share of the samples, but at least one point per class."""
+    _warn_unchanged(share == 1, share, trials)
+    return trials[max(round(share * trials.n_samples), trials.smallest)]
+
+
+def _warn_unchanged(is_whole: bool, size: int | float, trials: Trials) -> None:
+    if is_whole and trials.changes_nothing:
+        warn(f"The support has {trials.n_samples:,} samples, so that size={size:,} leaves it as it is.", KcalWarning)
+
+
+def select_one_se(trials: Trials) -> Trial:
+    """Return the trial of the lowest loss, but that of all samples if no loss is lower by more than a standard error.
+
+    Where clusters have a smallest size, all samples are no choice.
+    """
+    best = min((trials[size] for size in trials.grid), key=lambda trial: trial.curve.loss)
+    if not trials.changes_nothing:
+        return best
+    increase, error = trials.increase(best)
+    return best if increase < -error else trials[trials.n_samples]
+
+
+def select_within(share: float, trials: Trials) -> Trial:
+    """Return the trial of the smallest size whose loss is higher than that of all samples by at most a share of it.
+
+    The increase and its standard error together must be within the bound: a size is not to be chosen by chance.
+    """
+
+    def is_within(size: int) -> bool:
+        return sum(trials.increase(trials[size])) <= share * trials.full_loss
+
+    too_small, enough = 0, trials.n_samples
+    for size in trials.grid:
+        if is_within(size):
+            enough = size
+            break
+        too_small = size
+    for _ in range(REFINEMENTS if too_small else 0):
+        middle = round((too_small * enough) ** 0.5)
+        if is_within(middle):
+            enough = middle
+        else:
+            too_small = middle
+    return trials[enough]
+
+
+def compress_model(
+    model: ModelT, groups: Index | None, find_size: FindSize, options: CompressionOptions
+) -> tuple[ModelT, Trial]:
+    """Return the model with the support that ``find_size`` chooses, and its trial.
+
+    ``groups`` are those of the points in the original order. Where no smaller support is chosen, the model is
+    returned as it is.
+    """
+    with progress_bar("Compressing the support", None, show=options.progress) as advance:
+        trials = Trials(model, groups, options, advance)
+        trial = find_size(trials)
+    if trial.size >= trials.n_samples and trials.changes_nothing:
+        return model, trial
+    reduced, members = trials.reduce(trials.samples, trial.size)
+    counts: dict[str, Any] = {"n_samples": trials.n_samples, "fewest": int(members.min())}
+    compression = Compression(method=options.method, loss=trial.curve.loss, **counts)
+    references, n = model.log_densities, len(model.log_densities)
+    if n:  # out-of-fold densities in place of those of single samples; their lengths stay
+        densities = trials.log_densities(trial)
+        quantiles = np.quantile(densities, (np.arange(n) + 0.5) / n, method="inverted_cdf")
+        references = torch.from_numpy(quantiles).to(references.device)
+    config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": trials.n_samples}
+    tensors = {"log_densities": references, "log_lengths": model.log_lengths}
+    return model.with_support(support_of(reduced)).changed(tensors, n_references=n, **config), trial

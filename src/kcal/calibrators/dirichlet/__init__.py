@@ -1,1 +1,0 @@
-"""Dirichlet calibration with off-diagonal and intercept regularisation."""

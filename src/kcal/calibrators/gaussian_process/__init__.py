@@ -1,1 +1,0 @@
-"""Gaussian-process calibration of the logits."""

@@ -1,0 +1,802 @@
+"""KCal: class probabilities from a kernel density estimate over projected calibration embeddings.
+
+p_k(x) = Σ_{i: y_i = k} w_i·φ_b(Π(x_i) − Π(x)) / Σ_i w_i·φ_b(Π(x_i) − Π(x)), corrected for the prior, smoothed
+
+The projection Π is learned from the network's training set, the bandwidth b from the calibration set, the x_i.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from kcal.calibrators.bandwidth_choice import PUBLISHED_FOLDS, BandwidthChoice
+from kcal.calibrators.base import CalibratorState, check_at_least_two, fitted
+from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, FindSize, compress_model, select_one_se
+from kcal.calibrators.explain import Attribution, attribute_kcal
+from kcal.calibrators.fit_warnings import (
+    are_few,
+    warn_of_held_out,
+    warn_of_missing_classes,
+    warn_of_sparse_support,
+    warn_of_training_rows,
+)
+from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
+from kcal.calibrators.kernel_model import KernelModel, as_embeddings, sorted_support
+from kcal.calibrators.online import BandwidthRecord, SampleTable, check_updates, with_record
+from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
+from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.kernels import (
+    BandwidthCurve,
+    ClassSums,
+    LeaveOutLoss,
+    SortedSupport,
+    get_kernel,
+    leave_out_posteriors,
+    leave_out_rule,
+    mean_log_loss,
+    size_of_rarest_class,
+)
+from kcal.modes import with_gradients
+from kcal.projection import (
+    ARCHITECTURES,
+    OWN_MODULE,
+    FastRecipe,
+    FoundProjection,
+    PaperRecipe,
+    Recipe,
+    TrainedProjection,
+    TrainingCurve,
+    check_dimension,
+    check_projection,
+    find_projection,
+    get_recipe,
+    log_lengths,
+    needs_training,
+    project,
+    recipe_from_dict,
+    recipe_to_dict,
+)
+from kcal.samples import MAX_FOLDS, Samples, check_samples
+from kcal.threads import threads_for
+from kcal.validation import (
+    ArrayKind,
+    check_choice,
+    check_integer,
+    check_matrix,
+    check_number,
+    check_scores,
+    column_names,
+    parameter,
+    row_fingerprints,
+    shown,
+    unchecked_logits,
+)
+
+Index = NDArray[np.int64]
+
+MAX_SCORED = 1_000
+"""Samples by which the leave-one-out accuracy is estimated, at most."""
+MAX_COMPARED = 6_000
+"""Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
+MAX_ALONE = 0.3
+"""Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
+LOWEST_LOG_PROB = -1e8
+"""Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
+
+
+class KCalModel(KernelModel):
+    """Class probabilities from a kernel density estimate.
+
+    Parameters
+    ----------
+    smoothing : float, optional
+        Share of the probability that is spread evenly over the classes; 1/(n + 2) of n samples by default.
+    has_prior : bool
+        Whether class frequencies of deployment are given.
+    inputs : "embeddings" or "logits"
+        What the projection works on: embeddings, or the log-softmax of logits.
+    """
+
+    frequencies: torch.Tensor  # (n_classes,), of the calibration set
+    prior: torch.Tensor | None  # (n_classes,), of deployment
+
+    def __init__(
+        self,
+        *,
+        n_classes: int,
+        smoothing: float | None = None,
+        has_prior: bool = False,
+        inputs: str = "embeddings",
+        **config: Any,
+    ) -> None:
+        super().__init__(n_classes=n_classes, smoothing=smoothing, has_prior=has_prior, inputs=inputs, **config)
+        if smoothing is not None:
+            check_number(smoothing, "smoothing", minimum=0, maximum=1)
+        self.even_share = 1 / (self.n_samples + 2) if smoothing is None else smoothing
+        self.takes_logits = inputs == "logits"
+        self.declare(frequencies=(n_classes,))
+        self.declare_if(has_prior, prior=(n_classes,))
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        return self.log_probs(self.class_sums(self.rows(embeddings, logits)))
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
+        rows = self.rows(embeddings, logits)
+        sums = self.class_sums(rows)
+        return self.log_probs(sums), self.evidence(sums, rows)
+
+    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
+        """Return what the projection works on, (n, h)."""
+        if not self.takes_logits:
+            return as_embeddings(embeddings)
+        if logits is None:
+            raise InvalidInputError("logits", "are needed by this module", got="None")
+        return bounded_log_softmax(unchecked_logits(logits, "logits"))
+
+    def log_probs(self, sums: ClassSums) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), of class sums."""
+        return self.corrected(sums.posteriors()[0]).log()
+
+    def corrected(self, posteriors: torch.Tensor) -> torch.Tensor:
+        """Return posteriors, (n, n_classes), corrected for the prior and smoothed."""
+        return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.even_share)
+
+    def leave_one_out_probs(self, groups: torch.Tensor | None) -> torch.Tensor:
+        """Return probabilities of each support sample given the others (other groups), in the order of the fit."""
+        kernel = get_kernel(self.kernel)
+        return self.corrected(leave_out_posteriors(self.support, self.bandwidth, kernel=kernel, keys=groups))
+
+    def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
+        """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
+        support = self.support
+        rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
+        rule = leave_out_rule(support, groups).select(rows)
+        probs = self.corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
+        codes = support.codes[rows]
+        log_weights = torch.zeros(len(rows)) if support.log_weights is None else support.log_weights[rows].cpu()
+        shares = torch.softmax(log_weights.double(), dim=0)
+        correct = (probs.argmax(dim=1) == codes).cpu().double()
+        own = probs.gather(1, codes[:, None]).squeeze(1)
+        return float(shares @ correct), mean_log_loss(torch.log(own).cpu(), log_weights)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class KCal(KernelCalibrator):
+    """Calibrated probabilities for every class, from the embeddings of a trained network.
+
+    p_k(x) = Σ_{i: y_i = k} w_i·φ_b(Π(x_i) − Π(x)) / Σ_i w_i·φ_b(Π(x_i) − Π(x)), the sums over the calibration set.
+
+    Parameters
+    ----------
+    dimension : int or "auto"
+        d, the dimension of the projected space; for "auto" min(h, 128), or with the paper's recipe min(h, 32) below
+        1,000 classes.
+    kernel : str
+        A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
+        projection is always trained with "rbf".
+    projection : "skip", "linear", "unit", "identity", TrainedProjection or nn.Module
+        Π. "skip" is the paper's, "linear" is KCal-Linear, "unit" learns nothing and compares directions. A module is
+        copied, and trained unless it is frozen. A :class:`~kcal.projection.TrainedProjection` is used without further
+        training: pass one in pipelines and cross-validation, where a training set cannot be passed to ``fit``.
+    recipe : "fast", "paper", FastRecipe or PaperRecipe
+        How Π is trained.
+    bandwidth : "cv", "published", "rule" or float
+        b. "cv" minimises the leave-one-out log-loss on the calibration set (leave-one-group-out with groups, or by
+        ``folds``). "published" is the paper's search: golden section in the fixed interval [0.224, 2.236], over 20
+        folds unless ``folds`` says otherwise (as many as groups, if these are fewer). "rule" scales
+        ``bandwidth_reference`` by the power law b ∝ m^(−1/(d+4)), m being the size of the rarest class: its effective
+        number of samples, (Σ w)²/Σ w², but no less than a tenth of the mean class.
+    prior : "uniform", sequence, mapping or None
+        Class frequencies of deployment, where they differ from those of the calibration set.
+    seed : int
+        Same seed, same result.
+    folds : int, optional
+        Folds for the bandwidth search in place of leave-one-out.
+    bandwidth_interval : (float, float), optional
+        Where the search starts; it is widened where necessary. By default the published interval, [0.224, 2.236], in
+        units of the spread of the projected samples.
+    bandwidth_reference : (float, float), optional
+        (b₀, m₀) for the rule: an earlier bandwidth, and the size of the rarest class at that time, as
+        ``bandwidth_reference_`` holds them.
+    bandwidth_exponent : float, optional
+        Exponent of m in the rule, between −1 and 0; by default that of the theory, −1/(d+4).
+        :func:`~kcal.kernels.fit_bandwidth_law` fits it to several searches.
+    smoothing : float, optional
+        Share of the probability spread evenly over all classes; by default 1/(n + 2) of n calibration samples, since
+        they cannot exclude what is rarer. With 0, a class without calibration samples gets probability 0.
+    support : "all" or "merged"
+        What the sums are over: all calibration samples, or weighted means of clusters of samples of a class, as many as
+        give the lowest out-of-fold log-loss. Merging removes noise where classes are compact, makes predictions faster,
+        and stores no sample's embedding; see :meth:`compress` for its limits. All samples stay where no smaller number
+        of points is better by more than a standard error, unless ``min_cluster_size`` is above 1.
+    min_cluster_size : int
+        Samples that a mean stands for at least, where its class has as many.
+    progress : bool, optional
+        Progress bars; by default only in a terminal.
+    updates : Updates, optional
+        How ``partial_fit`` follows a stream: when the bandwidth is searched again, which samples are kept.
+
+    Attributes
+    ----------
+    classes_ : array
+        Labels, in the order of the columns: the sorted union of those in the calibration and the training set.
+    model_ : KCalModel
+        The fitted model: everything that predictions need.
+    bandwidth_ : float
+        b in use.
+    bandwidth_reference_ : (float, float)
+        b in use and the size of the rarest class, the reference for a later fit by the rule.
+    bandwidth_curve_ : BandwidthCurve or None
+        Every bandwidth tried by the latest search, with its loss; None between searches.
+    bandwidth_history_ : tuple of BandwidthRecord
+        Every search, and the bandwidth in use: whether it is of a search, of the power law, or given.
+    projection_ : nn.Module
+        Π in use.
+    dimension_ : int
+        Dimension of the projected space.
+    training_curve_ : TrainingCurve or None
+        Loss of the projection's training.
+    support_size_ : int
+        Number of support points.
+    compression_ : Compression or None
+        How the samples became fewer support points, with the out-of-fold loss and the smallest cluster.
+    support_indices_ : array
+        Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection; none if the
+        support was merged or compressed. After updates −1: ``ids_`` tells the samples apart.
+    ids_ : array or None
+        Identifiers of the support rows; after updates those that ``correct`` and ``forget`` take.
+    leave_one_out_proba_ : array
+        Probabilities of each support row given the others, as ``predict_proba`` would return them; with groups, given
+        the samples of other groups. Rows as in ``support_indices_``. A merged or compressed support has none.
+
+    Examples
+    --------
+    >>> import kcal
+    >>> example = kcal.load_example()
+    >>> train, cal, test = example.train, example.calibration, example.test
+    >>> calibrator = kcal.KCal().fit(
+    ...     cal.embeddings, cal.labels, train_embeddings=train.embeddings, train_labels=train.labels
+    ... )
+    >>> probs = calibrator.predict_proba(test.embeddings)
+    >>> probs.shape == test.logits.shape
+    True
+    """
+
+    inputs: ClassVar[str] = "embeddings"
+    method: ClassVar[str] = "kcal"
+    fit_options: ClassVar[frozenset[str]] = frozenset(
+        {"train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
+    )
+
+    model_class = KCalModel
+    projection_ = fitted("projection")
+    dimension_ = fitted("dimension")
+    compression_ = fitted("compression")
+    projection: Any = "skip"
+    dimension: int | str = "auto"
+    recipe: str | Recipe = "fast"
+    kernel: str = "rbf"
+    bandwidth: str | float = "cv"
+    folds: int | None = parameter(None, check_integer, minimum=2, maximum=MAX_FOLDS)
+    bandwidth_interval: tuple[float, float] | None = None
+    bandwidth_reference: tuple[float, float] | None = None
+    bandwidth_exponent: float | None = parameter(None, check_number, minimum=-1, maximum=0)
+    smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
+    support: str = parameter("all", check_choice, choices=("all", "merged"))
+    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_POINTS)
+    training_curve_: TrainingCurve | None = field(init=False)
+    checkpoint_step_: int | None = field(init=False)
+    checkpoint_losses_: tuple[float, ...] = field(init=False)
+    _kind: ArrayKind = field(init=False)  # of the rows that fit was given
+    _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
+
+    @classmethod
+    def as_published(cls, data_set: str | None = None, **parameters: Any) -> Self:
+        """Return the paper's KCal: its projection, training and bandwidth search.
+
+        ``data_set`` is one of the paper's, for its learning rate (:meth:`PaperRecipe.for_data_set`); ``parameters``
+        are others of KCal. Training takes an hour or so. The paper's rule, by which the calibration set decides when
+        the learning rate is halved, applies to a training set that is passed to ``fit``.
+        """
+        recipe = PaperRecipe() if data_set is None else PaperRecipe.for_data_set(data_set)
+        return cls(**{"recipe": recipe, "bandwidth": "published", "smoothing": 0.0, **parameters})
+
+    @with_gradients()
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        train_embeddings: Any = None,
+        train_labels: Any = None,
+        groups: Any = None,
+        train_groups: Any = None,
+        sample_weight: Any = None,
+        classes: Any = None,
+        ids: Any = None,
+    ) -> Self:
+        """Learn the projection from the training set and the bandwidth from the calibration set.
+
+        Parameters
+        ----------
+        X : (n, h) array or tensor
+            Embeddings of the calibration set: data that the network was not trained on.
+        y : (n,) array
+            Their labels, of any type.
+        train_embeddings, train_labels : (m, h) and (m,) arrays, optional
+            Embeddings and labels of the network's training set, to learn the projection from. Without them, a
+            stratified half of ``X`` (by groups, if given) is held out for it, with a warning.
+        groups, train_groups : arrays, optional
+            Patients, speakers, sites: a sample is never predicted from its own group.
+        sample_weight : (n,) array, optional
+            Relative importance of each sample in the support; the training of the projection is not weighted.
+        classes : sequence, optional
+            All classes in the wanted order of columns, where the labels do not include them all.
+        ids : (n,) array, optional
+            An identifier of each calibration sample.
+        """
+        self._begin_fit()
+        rows, kind = self._check_rows(X, fitting=True)
+        embeddings, given = self.as_embeddings(rows), {"classes": classes, "sample_weight": sample_weight, "ids": ids}
+        training = self._check_training_set(train_embeddings, train_labels, train_groups, embeddings)
+        if isinstance(self.projection, TrainedProjection):
+            given["known_labels"] = [self.projection.classes]
+        elif training is not None:
+            given["known_labels"] = [training.labels]
+        samples = check_samples(embeddings, y, groups=groups, **given)
+        check_at_least_two(samples.classes, type(self).__name__)
+        if training is None and self.uses_training_set:
+            training, samples = hold_out_half(samples, self.seed)
+        self._check_support(samples, training)
+        folds = self._n_folds(samples)
+        with threads_for(0):
+            model, found, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
+        n_counted = len(samples.counted)
+        if are_few(n_counted, samples.n_classes):
+            warn_of_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
+        prints = row_fingerprints(rows)
+        lengths, others = log_lengths(samples.embeddings), np.delete(prints, samples.indices)
+        options = {"log_lengths": lengths, "groups": groups, "sample_weight": sample_weight}
+        table: SampleTable | None = SampleTable.of(
+            samples, fingerprints=prints[samples.indices], **options, other_fingerprints=others
+        )
+        result = Fit(
+            model=model,
+            classes=samples.classes,
+            fingerprints=np.sort(prints),
+            history=(self._record(model.bandwidth, curve, samples, len(samples)),),
+            curve=None if curve is None else replace(curve, n_folds=folds),
+            ids=samples.ids,
+            indices=samples.indices,
+            groups=samples.groups,
+        )
+        if self.support == "merged" and (merged := self._merged(result)) is not result:
+            result, table = merged, None
+        self._kind, self._table = kind, table
+        self.training_curve_, self.checkpoint_step_ = found.curve, found.step
+        self.checkpoint_losses_ = found.checkpoint_losses
+        self._fit = result
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any, *, classes: Any = None, ids: Any = None, groups: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Add samples to the support; the projection stays as it is. Without a fit before, this is :meth:`fit`.
+
+        It takes time O(d) per sample. The next prediction sorts the support anew and, where :class:`Updates` says so,
+        searches for the bandwidth; between searches the bandwidth follows the power law. Other threads may predict
+        meanwhile: they never see a part of an update.
+
+        Parameters
+        ----------
+        X, y, groups, sample_weight
+            New samples, as in :meth:`fit`. A label that is new adds a class. Groups are needed if ``fit`` had them.
+            Weights count relative to those before; samples without weights have 1.
+        classes : sequence, optional
+            All classes, for the first call.
+        ids : (n,) array, optional
+            Identifiers; a sample with a known one replaces the earlier sample. By default the next integers.
+        """
+        given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight}
+        return self._add(X, y, logits=None, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
+
+    @property
+    def uses_training_set(self) -> bool:
+        """Whether ``fit``, with the present parameters, learns from the network's training set."""
+        return needs_training(self.projection)
+
+    @property
+    def bandwidth_(self) -> float:
+        """The bandwidth b in use."""
+        model: Any = self._built().model
+        return float(model.bandwidth)
+
+    @property
+    def bandwidth_reference_(self) -> tuple[float, float]:
+        """B in use and the size of the rarest class, the reference for a later fit by the rule."""
+        fit = self._latest()
+        support = self._estimate_of(fit.model).support
+        weights = np.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().numpy()
+        return self.bandwidth_, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
+
+    @property
+    def leave_one_out_proba_(self) -> Any:
+        """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
+        fit = self._latest()
+        model: Any = fit.model
+        if model.compression is not None:
+            raise AttributeError(
+                "a merged or compressed support has no leave_one_out_proba_: its points are no samples"
+            )
+        groups = None if fit.groups is None else torch.from_numpy(fit.groups)
+        return self._kind.give_back(model.leave_one_out_probs(groups))
+
+    def summary(self) -> dict[str, str]:
+        """Return the main results of the fit for display, label to text."""
+        fit = self._latest()
+        model: Any = fit.model
+        return {
+            "support": f"{len(model.points):,} {model.compression or 'samples'}",
+            "dimension": f"{self.n_features_in_:,} → {model.dimension:,}",
+            "bandwidth": f"{model.bandwidth:.4g}",
+            **self._loss_summary(fit),
+        }
+
+    def _loss_summary(self, fit: Fit) -> dict[str, str]:
+        """Return the log-loss on the calibration set by leaving out samples, groups or folds."""
+        if fit.curve is not None and fit.curve.n_folds is not None:
+            return {f"log-loss over {fit.curve.n_folds} folds": f"{fit.curve.loss:.4f}"}
+        name = "leave-one-out log-loss" if fit.groups is None else "leave-one-group-out log-loss"
+        if fit.curve is not None:
+            return {name: f"{fit.curve.loss:.4f}"}
+        model: Any = fit.model
+        groups = None if fit.groups is None else torch.from_numpy(fit.groups)
+        return {name: f"{model.leave_one_out_score(groups)[1]:.4f}"}
+
+    def _estimate_of(self, model: Any) -> KernelModel:
+        """Return the kernel density estimate of a model: the model itself."""
+        estimate: KernelModel = model
+        return estimate
+
+    def training_recipe(self) -> Recipe:
+        """Return the recipe by which the projection is trained."""
+        return get_recipe(self.recipe)
+
+    def _bandwidth_choice(self, samples: Samples) -> BandwidthChoice:
+        """Return how the bandwidth is chosen for some samples."""
+        size = size_of_rarest_class(samples.codes, samples.weights, samples.n_classes)
+        return BandwidthChoice(
+            self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
+        )
+
+    # Fit
+
+    def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, like: torch.Tensor) -> Samples | None:
+        """Return the training set on the device and in the precision of the calibration rows; None without one."""
+        if embeddings is None:
+            for name, values in (("train_labels", labels), ("train_groups", groups)):
+                if values is not None:
+                    raise InvalidInputError(name, "need train_embeddings", remedy="Pass both, or neither.")
+            return None
+        if labels is None:
+            raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
+        columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
+        if columns and len(names) and columns != list(names):
+            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
+        if not self.uses_training_set:
+            name = "a frozen module" if isinstance(self.projection, nn.Module) else repr(self.projection)
+            expected = f"are of no use with projection={name}: there is nothing to learn"
+            raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
+        logits, owner = self.inputs == "logits", "the calibration set"
+        checked = check_matrix(embeddings, "train_embeddings", columns=self.n_features_in_, owner=owner, logits=logits)
+        checked = check_scores(embeddings, checked, "logits") if logits else checked
+        rows = self.as_embeddings(checked).to(device=like.device, dtype=like.dtype)
+        return check_samples(rows, labels, groups=groups, names=("train_labels", "train_groups"))
+
+    def _check_support(self, samples: Samples, training: Samples | None) -> None:
+        """Check the prior against the classes of the support; warn of missing classes and of training rows."""
+        frequencies = samples.frequencies()
+        check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))
+        if not self.smoothing:
+            remedy = "Or pass smoothing=1e-3 to give them some probability."
+            warn_of_missing_classes(samples.classes, frequencies, remedy)
+        if isinstance(self.projection, TrainedProjection):
+            warn_of_training_rows(samples.embeddings, self.projection.fingerprints)
+        elif training is not None:
+            warn_of_training_rows(samples.embeddings, row_fingerprints(training.embeddings))
+
+    def _n_folds(self, samples: Samples) -> int | None:
+        """Return the number of folds of the bandwidth search; None leaves out samples or groups one at a time."""
+        if self.folds is not None or self.bandwidth != "published":
+            return self.folds
+        return min(PUBLISHED_FOLDS, samples.n_parts) if samples.n_parts > 1 else None
+
+    def _fit_model(
+        self, samples: Samples, training: Samples | None, keys: torch.Tensor | None
+    ) -> tuple[KCalModel, FoundProjection, BandwidthCurve | None]:
+        """Return the model, how its projection was found, and the bandwidths that were tried by leaving out keys."""
+        kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
+        found = self._find_projection(samples, training, keys, choice)
+        support = sorted_support(samples, project(found.module, samples.embeddings))
+        bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
+        model = KCalModel.of(
+            found.module,
+            support,
+            samples.embeddings.shape[1],
+            **self._class_state(samples),
+            bandwidth=bandwidth,
+            kernel=kernel.name,
+            smoothing=None if self.smoothing is None else float(self.smoothing),
+            inputs=self.inputs,
+        )
+        return model.with_reference(model.compared_lengths(samples.embeddings), samples.keys()), found, curve
+
+    def _class_state(self, samples: Samples) -> dict[str, Any]:
+        """Return the class frequencies of samples and of deployment, as buffers of the model."""
+        prior = check_prior(self.prior, samples.classes)
+        tensors = {"frequencies": torch.from_numpy(samples.frequencies()), "prior": prior}
+        return {"tensors": tensors, "has_prior": prior is not None}
+
+    def _find_projection(
+        self, samples: Samples, training: Samples | None, keys: torch.Tensor | None, choice: BandwidthChoice
+    ) -> FoundProjection:
+        """Return the projection; checkpoints are compared by the leave-out loss at the bandwidths that they would get.
+
+        The training of the paper is monitored by that at its own bandwidth, leaving out one sample or group.
+        """
+        kernel, recipe, index = get_kernel(self.kernel), self.training_recipe(), samples.spread_index(MAX_COMPARED)
+        some, some_keys = samples.select(index), None if keys is None else keys[index]
+        if training is not None:
+            training = training.with_classes(samples.classes)
+
+        def score(module: nn.Module) -> float:
+            support = sorted_support(some, project(module, some.embeddings))
+            return choice.lowest_loss(LeaveOutLoss(support, kernel=kernel, keys=some_keys))
+
+        def monitor(module: nn.Module) -> float:
+            support = sorted_support(samples, project(module, samples.embeddings))
+            return LeaveOutLoss(support, kernel=kernel, keys=samples.keys(), memory_budget=0)(recipe.bandwidth)
+
+        options: dict[str, Any] = {
+            "dimension": self.dimension,
+            "recipe": recipe,
+            "seed": self.seed,
+            "progress": self.progress,
+        }
+        return find_projection(self.projection, training, samples, **options, score=score, monitor=monitor)
+
+    # Updates
+
+    def _rebuild(self, fit: Fit, samples: Samples, n_updates: int, *, search: bool) -> Fit:
+        """Return the fit at a given bandwidth, at that of the power law of earlier searches, or of a new search."""
+        model: Any = fit.model
+        samples = replace(samples, embeddings=samples.embeddings.to(model.device))
+        support, choice = sorted_support(samples, samples.embeddings), self._bandwidth_choice(samples)
+        fixed, last, curve, is_due = choice.without_search(support.dimension), fit.history[-1], None, False
+        if fixed is not None:
+            record = self._record(fixed, None, samples, n_updates)
+        else:
+            updates = check_updates(self.updates)
+            law = updates.law(fit.history, dimension=support.dimension, exponent=self.bandwidth_exponent)
+            expected = None if law is None else law(choice.size)
+            is_due = updates.is_due(fit.history, n_updates, samples.classes_seen)
+            if is_due and search:
+                curve, is_due = self._search(choice, samples, support, expected), False
+            if curve is not None:
+                record = self._record(curve.bandwidth, curve, samples, n_updates)
+            elif last.n_updates == n_updates:
+                record, curve = last, fit.curve
+            else:
+                bandwidth = last.bandwidth if expected is None else expected
+                record = replace(self._record(bandwidth, None, samples, n_updates), source="law")
+        state = self._class_state(samples)
+        changed = model.with_support(support, bandwidth=record.bandwidth, **state)
+        history = with_record(fit.history, record)
+        results: dict[str, Any] = {"classes": samples.classes, "history": history, "curve": curve}
+        return replace(fit, model=changed, **results, is_search_due=is_due)
+
+    def _search(
+        self, choice: BandwidthChoice, samples: Samples, support: SortedSupport, expected: float | None
+    ) -> BandwidthCurve | None:
+        """Return a search around the expected bandwidth, or of the usual interval; None if too few samples are left."""
+        if samples.n_parts < 2:
+            return None
+        folds, kernel = self._n_folds(samples), get_kernel(self.kernel)
+        keys = samples.keys(folds, self.seed)
+        with warnings.catch_warnings(), threads_for(0):
+            warnings.simplefilter("ignore", BandwidthWarning)
+            if expected is None:
+                curve = choice.choose(support, kernel=kernel, keys=keys, progress=False)[1]
+            else:
+                scan = samples.share_alone > MAX_ALONE
+                curve = choice.choose_near(expected, support, kernel=kernel, keys=keys, scan=scan)
+        return None if curve is None else replace(curve, n_folds=folds)
+
+    def _record(
+        self, bandwidth: float, curve: BandwidthCurve | None, samples: Samples, n_updates: int
+    ) -> BandwidthRecord:
+        """Return how a bandwidth was chosen: by a search with a curve, or without one."""
+        choice, seen = self._bandwidth_choice(samples), tuple(samples.classes_seen)
+        source, loss = (choice.fixed_source, None) if curve is None else ("search", curve.loss)
+        counts: dict[str, Any] = {"n_samples": len(samples), "size": choice.size, "n_classes": len(seen)}
+        classes = seen if source != "law" else ()
+        return BandwidthRecord(bandwidth, source, loss, **counts, n_updates=n_updates, classes=classes)
+
+    def _without_samples(self, model: KCalModel) -> KCalModel:
+        return model.with_support(model.support.empty())
+
+    def _referenced(self, model: KCalModel, lengths: torch.Tensor, groups: torch.Tensor | None) -> KCalModel:
+        return model.with_reference(lengths if model.config["compares_lengths"] else None, groups)
+
+    def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
+        if lost and not self.smoothing:
+            warn_of_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
+
+    def _attribute(
+        self, model: KCalModel, rows: torch.Tensor, scores: torch.Tensor | None, probs: torch.Tensor, k: int
+    ) -> Attribution:
+        return attribute_kcal(model, self.as_embeddings(rows), probs, k)
+
+    # Smaller supports
+
+    def _merged(self, fit: Fit) -> Fit:
+        """Return the fit with the best merged support."""
+        options = CompressionOptions(
+            min_cluster_size=self.min_cluster_size,
+            seed=self.seed,
+            progress=self.progress,
+            n_folds=self.folds or FOLDS,
+            fixed_bandwidth=self.bandwidth != "cv",
+        )
+        with threads_for(0):
+            return self._compressed(fit, select_one_se, options, None)
+
+    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any) -> Fit:
+        if groups is not None:
+            raise InvalidInputError("groups", "must be left out: a KCal has those of its fit")
+        model, trial = compress_model(self._estimate_of(fit.model), fit.groups, find_size, options)
+        if model is fit.model:
+            return fit
+        nothing = np.empty(0, dtype=np.int64)
+        return replace(fit, model=model, curve=trial.curve, ids=None, indices=nothing, groups=None)
+
+    # Files and parameters
+
+    def _stored_parameters(self) -> dict[str, Any]:
+        stored = super()._stored_parameters()
+        if not isinstance(self.projection, str):
+            stored["projection"] = OWN_MODULE
+        if not isinstance(self.recipe, str):
+            stored["recipe"] = recipe_to_dict(self.recipe)
+        return stored
+
+    @classmethod
+    def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
+        parameters = super()._read_parameters(stored, model)
+        for name in ("bandwidth_interval", "bandwidth_reference"):
+            if isinstance(stored[name], list):
+                parameters[name] = tuple(stored[name])
+        if not isinstance(stored["recipe"], str):
+            parameters["recipe"] = recipe_from_dict(stored["recipe"])
+        if stored["projection"] == OWN_MODULE:
+            parameters["projection"] = model.projection
+        return parameters
+
+    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        values, tensors = super()._extra_state()
+        values["training_curve"] = None if self.training_curve_ is None else asdict(self.training_curve_)
+        checkpoint = {"checkpoint_step": self.checkpoint_step_, "checkpoint_losses": self.checkpoint_losses_}
+        return values | checkpoint, tensors
+
+    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
+        super()._restore_fit(state, model, classes)
+        values, points = state.values, model.points
+        self._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
+        curve = values["training_curve"]
+        self.training_curve_ = None if curve is None else TrainingCurve(**{k: tuple(v) for k, v in curve.items()})
+        self.checkpoint_step_ = values["checkpoint_step"]
+        self.checkpoint_losses_ = tuple(values["checkpoint_losses"])
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        get_recipe(self.recipe)
+        check_projection(self.projection)
+        check_dimension(self.dimension)
+        if self.dimension != "auto" and not (isinstance(self.projection, str) and self.projection in ARCHITECTURES):
+            expected = f"applies to the projections {', '.join(ARCHITECTURES)} only"
+            raise InvalidInputError("dimension", expected, remedy='Leave it at "auto".')
+        get_kernel(self.kernel)
+        if self.smoothing == 1:
+            raise InvalidInputError("smoothing", "must be less than 1", got="1")
+        is_published = isinstance(self.bandwidth, str) and self.bandwidth == "published"
+        if self.support == "merged" and is_published:
+            raise InvalidInputError("support", 'must be "all" with bandwidth="published"', got='"merged"')
+        check_bandwidth(self.bandwidth, self.bandwidth_reference)
+        for name in ("bandwidth_interval", "bandwidth_reference"):
+            check_pair(getattr(self, name), name)
+        if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
+            expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)
+            raise InvalidInputError("bandwidth_interval", expected, got=got)
+
+
+class KCalLogits(KCal):
+    """KCal on the network's logits in place of its embeddings.
+
+    The log-softmax of the logits is the embedding, so that a constant added to a row changes nothing. ``X`` and
+    ``train_embeddings`` are logits; everything else is as in :class:`KCal`: columns of the probabilities follow the
+    labels or ``classes``, not the columns of the logits. The length of a row of logits is informative (it is the
+    network's confidence), so that the fast recipe keeps it unless ``unit_length`` is set.
+    """
+
+    inputs: ClassVar[str] = "logits"
+    method: ClassVar[str] = "kcal-logits"
+
+    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the log-softmax of logits, (n, n_columns), bounded below."""
+        return bounded_log_softmax(rows)
+
+    def training_recipe(self) -> Recipe:
+        """Return the recipe of the projection; by default it keeps the length of the rows."""
+        recipe = super().training_recipe()
+        if isinstance(recipe, FastRecipe) and recipe.unit_length == "auto":
+            return replace(recipe, unit_length=False)
+        return recipe
+
+
+def bounded_log_softmax(rows: torch.Tensor) -> torch.Tensor:
+    """Return the log-softmax of logits, (n, n_columns), bounded below."""
+    wide = rows if rows.device.type == "mps" else rows.double()
+    return torch.log_softmax(wide, dim=1).clamp_min(LOWEST_LOG_PROB).to(rows.dtype)
+
+
+def hold_out_half(samples: Samples, seed: int) -> tuple[Samples, Samples]:
+    """Return half of the calibration set to train a projection on, and the samples that are left; warn of it."""
+    n_groups = None if samples.groups is None else len(np.unique(samples.groups))
+    if n_groups is not None and n_groups < 4:
+        raise InvalidInputError(
+            "groups",
+            "must be at least four to hold out half of them for the projection",
+            got=str(n_groups),
+            remedy="Pass a training set, or a projection that needs none.",
+        )
+    training, kept = samples.halves(seed)
+    if len(np.unique(training.codes)) < 2:
+        raise InvalidInputError(
+            "train_embeddings",
+            f"are needed: half of {len(samples)} samples holds fewer than two classes to learn from",
+            remedy='Pass train_embeddings and train_labels, a fitted projection, or projection="identity".',
+        )
+    warn_of_held_out(len(training), len(kept))
+    return training, kept
+
+
+def check_bandwidth(bandwidth: Any, reference: Any) -> None:
+    """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
+    if isinstance(bandwidth, str) and bandwidth == "rule" and reference is None:
+        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
+    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "published", "rule")):
+        expected = 'must be "cv", "published", "rule" or a positive number'
+        check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
+
+
+def check_pair(pair: Any, name: str) -> None:
+    """Raise if a pair is neither None nor a tuple or list of two positive numbers."""
+    if pair is None:
+        return
+    expected = "must be a pair of two positive, finite numbers"
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise InvalidInputError(name, expected, got=shown(pair))
+    for entry in pair:
+        check_number(entry, name, minimum=sys.float_info.min, expected=expected)

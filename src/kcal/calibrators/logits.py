@@ -1,0 +1,304 @@
+"""What the methods on logits share: the border of ``fit``, the normal form of the inputs, predictions.
+
+Logits become log-probabilities, log softmax(z) in float64, so that a constant added to a row changes nothing. A method
+is a formula from log-probabilities to calibrated ones (:class:`LogitModel`) and a fit of its numbers. Some methods take
+embeddings beside the logits.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import log, log1p
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
+
+from kcal.calibrators.base import (
+    EXAMPLE_ROWS,
+    REPRESENTATIONS,
+    CalibrationModel,
+    Calibrator,
+    CalibratorState,
+    Prediction,
+    check_two_parts,
+    example_logits,
+)
+from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
+from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_without_errors
+from kcal.calibrators.temperature_prior import scaled_network
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.modes import with_gradients
+from kcal.samples import Samples, check_samples
+from kcal.threads import threads_for
+from kcal.validation import (
+    check_choice,
+    check_labels,
+    check_matrix,
+    check_scores,
+    collect_classes,
+    column_names,
+    refuse_where,
+    require_two_columns,
+    table_classes,
+    unchecked_logits,
+    warn_of_probabilities,
+)
+
+Codes = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+MAX_PENALTY = 1e12
+MAX_BINS = 100_000
+NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."
+
+
+class LogitModel(CalibrationModel):
+    """Base class of the models: a formula of the network's log-probabilities and, in some methods, of embeddings.
+
+    With a ``network_share`` ν in the configuration the prediction is (1 − ν)·p + ν·softmax(z / T), p that of the
+    method: a method without a prior of its own is pooled with the scaled network.
+    """
+
+    ignores_class_order: ClassVar[bool] = False
+    """Whether permuting the classes permutes the log-probabilities to the last bit."""
+
+    def __init__(
+        self,
+        *,
+        representation: str = "logits",
+        network_share: float = 0.0,
+        network_temperature: float = 1.0,
+        **config: Any,
+    ) -> None:
+        super().__init__(**config)
+        self.set_inputs(representation, network_share, network_temperature)
+
+    def set_inputs(self, representation: str, network_share: float = 0.0, network_temperature: float = 1.0) -> Self:
+        """Set what the logits hold, and the part of the scaled network in the prediction."""
+        self.representation = representation
+        self.network_share, self.network_temperature = network_share, network_temperature
+        names = ("representation", "network_share", "network_temperature")
+        self.config |= {name: getattr(self, name) for name in names}
+        return self
+
+    @abstractmethod
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes), of the network's and of embeddings, (n, h), in float64.
+
+        A formula without branches that depend on numbers: it is compiled and exported.
+        """
+
+    def example_embeddings(self, noise: torch.Tensor) -> torch.Tensor:
+        """Return embeddings like those of the calibration set from standard normal noise, (n, h).
+
+        A method on embeddings and logits overrides this.
+        """
+        return noise
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes), in float64."""
+        rows = unchecked_logits(required(logits, "logits"), self.representation)
+        log_probs = to_log_probs(rows, self.representation, ignore_order=self.ignores_class_order)
+        own = self.log_probs(log_probs, None if embeddings is None else embeddings.double())
+        if not self.network_share:
+            return own
+        descending, order = sort_classes(log_probs)
+        scaled = torch.log_softmax(descending / self.network_temperature, dim=1)
+        parts = [log1p(-self.network_share) + own.gather(1, order), log(self.network_share) + scaled]
+        return unsort_classes(torch.logsumexp(torch.stack(parts), dim=0), order)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LogitCalibrator(Calibrator):
+    """Base class of the methods on logits, or on embeddings and logits.
+
+    A method declares its parameters as fields, names its ``model_class`` and fits in ``_fit_model``.
+    """
+
+    inputs: ClassVar[str] = "logits"
+    model_class: ClassVar[type[LogitModel]]
+    pools_network: ClassVar[bool] = False
+    """Whether predictions are pooled with the scaled network, because the method itself has no prior."""
+    representation: str = "logits"
+    seed: int = 0
+    model_: LogitModel = field(init=False)
+    logit_names_in_: NDArray[np.object_] = field(init=False)  # of a method on embeddings and logits
+
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
+        """Fit to the calibration set.
+
+        Parameters
+        ----------
+        X : (n, n_classes) array, tensor or table
+            Logits, or probabilities with ``representation="probabilities"``. Of two classes, (n,) or (n, 1) suffice:
+            the log-odds or the probability of the second.
+        y : (n,) array
+            Labels: integers are columns of ``X``, booleans the two of them. Text needs ``classes``, unless ``X`` is
+            a table whose columns are the classes.
+        sample_weight : (n,) array, optional
+            Relative importance of the samples; a factor common to all changes nothing, 0 leaves a sample out.
+        classes : sequence, optional
+            The label of every column, in order.
+        """
+        return self._fit(X, y, sample_weight=sample_weight, classes=classes)
+
+    @with_gradients()
+    def _fit(self, X: Any, y: Any, *, logits: Any = None, classes: Any = None, **options: Any) -> Self:
+        """Check the data and fit; ``options`` are weights, groups, and what ``_fit_model`` takes beside samples."""
+        self._begin_fit()
+        rows, _ = self._check_rows(X, fitting=True)
+        table, scores = (X, rows) if self.inputs == "logits" else (logits, self._check_logits(logits, rows))
+        warn_of_probabilities(scores, self.representation)
+        log_probs = to_log_probs(scores, self.representation, ignore_order=self.model_class.ignores_class_order)
+        labels = columns_of(y, table, log_probs.shape, classes)
+        given = {name: options.pop(name, None) for name in ("sample_weight", "groups")}
+        embeddings = None if self.inputs == "logits" else rows.cpu()
+        samples = check_samples(embeddings, y, logits=log_probs.cpu(), classes=labels, **given)
+        samples = samples.select(samples.counted)  # a weight of 0 leaves a sample out
+        if self.inputs == "both":
+            check_two_parts(samples)
+        warn_without_errors(samples.logits, samples.codes)
+        if self.fits_each_class:
+            warn_of_missing_classes(labels, samples.class_weights())
+        size = samples.logits.numel() * (log_probs.shape[1] if embeddings is None else embeddings.shape[1])
+        with threads_for(size):
+            model = self._fit_model(samples, **options)
+            network = scaled_network(samples.logits, samples.codes, samples.weights) if self.pools_network else ()
+        self._remember(rows if embeddings is None else samples.embeddings)
+        self.logit_names_in_ = np.array(column_names(logits), dtype=object)
+        self.model_, self.classes_ = model.set_inputs(self.representation, *network), labels
+        return self
+
+    @abstractmethod
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        """Return the model of samples of positive weight, whose ``logits`` are log-probabilities in float64."""
+
+    @property
+    def fits_each_class(self) -> bool:
+        """Whether parts of the model are fitted per class, so that a class without samples deserves a warning."""
+        return False
+
+    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+        """Return random logits and, for a method that takes them, embeddings like those of the calibration set."""
+        check_is_fitted(self)
+        if self.inputs == "logits":
+            return {"logits": example_logits(n_rows, self.n_features_in_, self._representation())}
+        noise = torch.randn(n_rows, self.n_features_in_, generator=torch.Generator().manual_seed(0))
+        logits = example_logits(n_rows, len(self.classes_), self._representation())
+        return {"embeddings": self.model_.example_embeddings(noise.double()).float(), "logits": logits}
+
+    def _predict(self, X: Any, logits: Any) -> Prediction:
+        rows, kind = self._check_rows(X)
+        model = self.model_
+        if self.inputs == "logits":
+            if logits is not None:
+                expected = f"are not an argument of {type(self).__name__}"
+                raise InvalidInputError("logits", expected, remedy="Leave them out.")
+            embeddings, scores = None, rows
+        else:
+            embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)
+            if model.holds_samples:
+                warn_of_known_rows(self._knows(rows))
+        warn_of_probabilities(scores, model.representation)
+        with torch.no_grad():
+            return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
+
+    def _check_logits(self, logits: Any, rows: torch.Tensor, classes: NDArray[Any] | None = None) -> torch.Tensor:
+        """Return the checked logits of a method on both; ``classes`` are those of the fit, None at the fit itself."""
+        if logits is None:
+            raise InvalidInputError("logits", "are needed beside the embeddings", got="None", remedy="Pass logits=.")
+        names = [] if classes is None else self.logit_names_in_.tolist()
+        n_columns = None if classes is None else len(classes)
+        representation = self._representation(fitting=classes is None)
+        return check_logits(logits, len(rows), representation, n_columns=n_columns, names=names)
+
+    def _representation(self, *, fitting: bool = False) -> str:
+        return self.representation if fitting else self.model_.representation
+
+    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {"logit_names": self.logit_names_in_}, {}
+
+    def _restore_fit(self, state: CalibratorState, model: LogitModel, classes: NDArray[Any]) -> None:
+        n_columns = self.n_features_in_ if self.inputs == "logits" else len(classes)
+        if n_columns != len(classes) and (n_columns, len(classes)) != (1, 2):
+            raise FileFormatError(f"{n_columns} columns are stored for {len(classes)} classes.")
+        check_choice(model.representation, "representation", REPRESENTATIONS)
+        self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
+        super()._restore_fit(state, model, classes)
+
+
+def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:
+    """Return the log-softmax of logits, or the logarithm of probabilities, (n, n_classes), in float64.
+
+    ``ignore_order`` adds up the classes of a row in descending order, so that their order plays no part.
+    """
+    if ignore_order:
+        descending, order = sort_classes(rows)
+        return unsort_classes(to_log_probs(descending, representation), order)
+    return network_log_probs(rows, representation)
+
+
+def required(rows: torch.Tensor | None, name: str) -> torch.Tensor:
+    """Return an input that a module cannot do without."""
+    if rows is None:
+        raise InvalidInputError(name, "are needed by this module", got="None")
+    return rows
+
+
+def check_logits(
+    logits: Any, n_rows: int, representation: str, *, n_columns: int | None = None, names: Sequence[str] = ()
+) -> torch.Tensor:
+    """Return the logits beside embeddings of ``n_rows`` rows, (n, n_classes), checked.
+
+    ``n_columns`` and ``names`` are those of the columns at the fit, if they are known.
+    """
+    given = column_names(logits)
+    if given and names and given != list(names):
+        expected = f"must have the columns of the fit, in the same order: {', '.join(names)}"
+        raise InvalidInputError("logits", expected, got=", ".join(given))
+    scores = check_scores(logits, check_matrix(logits, "logits", logits=True), representation, "logits")
+    if n_columns is not None and scores.shape[1] != n_columns:
+        expected = f"must have one column for each of the {n_columns:,} classes of the fit"
+        raise InvalidInputError("logits", expected, got=f"{scores.shape[1]:,} columns")
+    if len(scores) != n_rows:
+        expected = f"must have a row for each row of X, {n_rows:,} of them"
+        raise InvalidInputError("logits", expected, got=f"{len(scores):,}")
+    return scores
+
+
+def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[Any]:
+    """Return the class of every column of logits of a ``shape`` that were given as ``table``, for labels ``y``.
+
+    Without ``classes`` integers are column indices, booleans stand for the first and the second of two columns, and
+    text is the name of a column of the table.
+    """
+    n_samples, n_columns = shape
+    labels = check_labels(y, n_samples)
+    if classes is None:
+        classes = table_classes(table, labels)
+    if classes is not None:
+        known = collect_classes([], classes)
+        if len(known) != n_columns:
+            raise InvalidInputError(
+                "classes", f"must name every column of the logits ({n_columns})", got=f"{len(known)} classes"
+            )
+        return known
+    if labels.dtype.kind == "b":
+        require_two_columns(n_columns, "y")
+        return np.array([False, True])
+    if labels.dtype.kind not in "iu":
+        raise InvalidInputError(
+            "y",
+            "must be column indices if classes are not given",
+            got=f"labels of dtype {labels.dtype}",
+            remedy=f"{NAME_COLUMNS[0].upper()}{NAME_COLUMNS[1:]}",
+        )
+    expected = f"must be column indices from 0 to {n_columns - 1}"
+    remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
+    refuse_where((labels < 0) | (labels >= n_columns), labels, "y", expected, remedy)
+    return np.arange(n_columns)

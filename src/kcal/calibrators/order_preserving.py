@@ -1,0 +1,416 @@
+"""Intra order-preserving calibration: the network's ranking of the classes stays, the gaps between them are learned.
+
+p = softmax(out),   z_1 ≥ … ≥ z_K the log-probabilities of a row in descending order
+
+diag      out_j = −∫_{z_j}^0 g(t) dt,   g > 0: one increasing function of all scores
+oi, op    out_K = 0,   out_j = out_{j+1} + (z_j − z_{j+1})·softplus(m_j(x) + c),   mean over folds
+
+m is a network of two hidden layers; its input x is the sorted row (oi), or the row in the order of the classes (op).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import pad, softplus
+
+from kcal.calibrators.base import fitted
+from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
+from kcal.calibrators.logits import LogitCalibrator, LogitModel
+from kcal.calibrators.quasi_newton import minimise
+from kcal.calibrators.temperature_prior import fit_temperature
+from kcal.errors import InvalidInputError
+from kcal.modes import without_autocast
+from kcal.progress import Advance, progress_bar
+from kcal.samples import MAX_FOLDS, Samples
+from kcal.validation import ArrayKind, check_choice, check_integer, parameter
+
+Tensors = dict[str, torch.Tensor]
+
+WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
+"""Hidden widths that "auto" tries, by form."""
+MAX_WIDTH, MAX_EPOCHS = 10_000, 100_000
+MIN_LOG_PROB = -1e5
+"""Scores of masked classes are clipped here: beside greater numbers the gaps of the others would be rounded away."""
+N_CELLS = 256
+"""Cells of the grid of the density of "diag", which is linear in every cell."""
+BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 256, 5e-3, 5e-4
+MAX_ITERATIONS = 2000
+"""Of L-BFGS, for "diag"."""
+
+
+class OrderChoice(NamedTuple):
+    """A form and width, and its cross-validated log-loss."""
+
+    form: str
+    width: int
+    log_loss: float
+
+
+class OrderPreservingModel(LogitModel):
+    """The map of a sorted row of the best form and width; ``choices`` are all that were tried."""
+
+    ignores_class_order: ClassVar[bool] = True
+    depths: torch.Tensor  # of "diag": −t of the points of the grid, ascending from 0
+    density: torch.Tensor
+    centre: torch.Tensor  # of "oi" and "op": inputs of the network are (x − centre) / scale
+    scale: torch.Tensor
+    start: torch.Tensor  # (n_folds, 1, 1), c: softplus(c) = 1 / T
+    weights_1: torch.Tensor
+    bias_1: torch.Tensor
+    weights_2: torch.Tensor
+    bias_2: torch.Tensor
+    weights_3: torch.Tensor
+    bias_3: torch.Tensor
+
+    def __init__(self, *, choices: Sequence[Any], n_folds: int, n_classes: int, **config: Any) -> None:
+        super().__init__(choices=choices, n_folds=n_folds, n_classes=n_classes, **config)
+        self.choices = tuple(OrderChoice(*choice) for choice in choices)
+        self.best = min(self.choices, key=lambda choice: choice.log_loss)
+        if self.best.form == "diag":
+            self.declare(depths=(N_CELLS + 1,), density=(N_CELLS + 1,))
+            return
+        width = self.best.width
+        self.declare(centre=(n_classes,), scale=(n_classes,), start=(n_folds, 1, 1))
+        self.declare(weights_1=(n_folds, n_classes, width), bias_1=(n_folds, 1, width))
+        self.declare(weights_2=(n_folds, width, width), bias_2=(n_folds, 1, width))
+        self.declare(weights_3=(n_folds, width, n_classes - 1), bias_3=(n_folds, 1, n_classes - 1))
+
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes)."""
+        scores, order = sort_classes(log_probs.clamp_min(MIN_LOG_PROB))
+        return unsort_classes(torch.log_softmax(self.output_logits(scores, order), dim=1), order)
+
+    def output_logits(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """Return the output logits of sorted scores, (n, n_classes)."""
+        if self.best.form == "diag":
+            return GridPlaces(scores, self.depths).interpolate(integrate(self.density, self.depths), self.density)
+        rows = unsort_classes(scores, order) if self.best.form == "op" else scores
+        layers = [self.weights_1, self.bias_1, self.weights_2, self.bias_2, self.weights_3, self.bias_3]
+        return stretch_gaps((rows - self.centre) / self.scale, scores, self.start, layers).mean(dim=0)
+
+    def entries_per_row(self) -> int:
+        """Return the number of output logits of all folds."""
+        return int(self.config["n_folds"] * self.config["n_classes"])
+
+    def summary(self) -> dict[str, str]:
+        """Return form and width for display."""
+        return {"form": self.best.form, "width": str(self.best.width)}
+
+
+def stretch_gaps(
+    inputs: torch.Tensor, scores: torch.Tensor, start: torch.Tensor, layers: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the output logits of all folds, (n_folds, n, n_classes), from inputs of the network and sorted scores.
+
+    Both are (n, n_classes) or (n_folds, n, n_classes); the layers are weights and biases in turn, the fold first.
+    """
+    weights_1, bias_1, weights_2, bias_2, weights_3, bias_3 = layers
+    hidden = inputs.expand(len(start), *inputs.shape[-2:])
+    hidden = torch.tanh(torch.baddbmm(bias_1, hidden, weights_1))
+    hidden = torch.tanh(torch.baddbmm(bias_2, hidden, weights_2))
+    outputs = torch.baddbmm(bias_3, hidden, weights_3)
+    factors = torch.logaddexp(outputs + start, torch.zeros_like(outputs))  # softplus
+    rises = (scores[..., :-1] - scores[..., 1:]) * factors  # (n_folds, n, n_classes - 1)
+    return pad(rises.flip(-1).cumsum(dim=-1), (1, 0)).flip(-1)
+
+
+class GridPlaces:
+    """Places of scores on the grid of a density: out = integrals[cell] − near·density[cell] − far·density[cell + 1].
+
+    The density is linear between the points of the grid and constant below the last. The trapezoid rule is then its
+    exact integral, and the map increases everywhere.
+    """
+
+    def __init__(self, scores: torch.Tensor, depths: torch.Tensor) -> None:
+        depth = (-scores).clamp_min(0.0)
+        self.cell = places(depths, depth, or_equal=True) - 1  # (n, n_classes), as the others
+        into = depth - depths[self.cell]
+        widths = pad(depths.diff(), (0, 1), value=inf)
+        self.far = into * into / (2 * widths[self.cell])
+        self.near = into - self.far
+
+    def interpolate(self, integrals: torch.Tensor, density: torch.Tensor) -> torch.Tensor:
+        """Return the map at the places, from its values and slopes at the points of the grid."""
+        after = pad(density[1:], (0, 1))
+        return integrals[self.cell] - self.near * density[self.cell] - self.far * after[self.cell]
+
+    def pull_back(self, slopes: torch.Tensor, n_points: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the slopes in integrals and in density, each (n_points,), from those at the places (chain rule)."""
+        in_integrals, near, after = (
+            torch.bincount(self.cell.ravel(), weights.ravel(), n_points)
+            for weights in (slopes, slopes * self.near, slopes * self.far)
+        )
+        in_density = -near
+        in_density[1:] -= after[:-1]
+        return in_integrals, in_density
+
+
+def integrate(density: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+    """Return minus the integral from every point of the grid to 0, (n_points,)."""
+    areas = 0.5 * (density[1:] + density[:-1]) * depths.diff()
+    return -pad(areas.cumsum(dim=0), (1, 0))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class OrderPreservingCalibration(LogitCalibrator):
+    """Learn the gaps between the logits, never their order: accuracy and every top-k accuracy stay exactly.
+
+    Of two classes the one with the greater logit gets the greater probability, in the precision of the output, and
+    equal logits get equal probabilities; what ``as_module`` returns is not corrected for rounding. Three forms: "diag",
+    one increasing function of all logits, by L-BFGS; "oi", a network of the sorted row that scales its gaps; "op", a
+    network of the row in the order of the classes, so that classes may differ; both by Adam. Each is trained on all
+    folds but one, starting at the temperature of that part, and the calibrator is the mean of the folds' output logits.
+
+    Two things differ from the published method: "diag" integrates its network by the trapezoid rule on a fixed grid of
+    256 cells, not by Clenshaw-Curtis quadrature for every logit, and the learning rate of Adam, 5e-3, decreases
+    linearly to 0 over the epochs.
+
+    Parameters
+    ----------
+    form : "auto", "diag", "oi" or "op"
+        "auto" takes the form of lowest cross-validated log-loss.
+    width : "auto" or int
+        Width of the network's two hidden layers; "auto" tries 10 for "diag", and for the others 2, 10 and 50, as long
+        as wider is better.
+    folds : int
+        Folds of the cross-validation; fewer if there are fewer samples.
+    epochs : int
+        Epochs of Adam, for "oi" and "op".
+    representation, seed
+        As in :class:`TemperatureScaling`; the seed is that of the folds, the initial weights and the batches.
+    progress : bool, optional
+        Show a progress bar; None shows it in a terminal only.
+
+    Attributes
+    ----------
+    form_, width_ : str, int
+        Of the lowest cross-validated log-loss.
+    choices_ : tuple of OrderChoice
+        Every form and width that was tried, with its cross-validated log-loss.
+    """
+
+    method: ClassVar[str] = "iop"
+    pools_network: ClassVar[bool] = True
+    preserves_order: ClassVar[bool] = True
+    model_class = OrderPreservingModel
+    form_ = fitted("best.form")
+    width_ = fitted("best.width")
+    choices_ = fitted("choices")
+    form: str = parameter("auto", check_choice, choices=("auto", *WIDTHS))
+    width: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_WIDTH)
+    folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
+    epochs: int = parameter(50, check_integer, minimum=1, maximum=MAX_EPOCHS)
+    progress: bool | None = None
+    model_: OrderPreservingModel = field(init=False)
+
+    def _fit_model(self, samples: Samples) -> OrderPreservingModel:
+        """Train every form, with increasing width as long as that helps."""
+        if len(samples) < 2:
+            raise InvalidInputError("X", "must hold at least two samples for cross-validation", got="1 sample")
+        training = Training(samples, int(self.folds), int(self.epochs), int(self.seed))
+        forms = tuple(WIDTHS) if self.form == "auto" else (self.form,)
+        widths = {form: WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
+        n_steps = sum(len(widths[form]) * training.n_steps(form) for form in forms)
+        trained: list[tuple[OrderChoice, Tensors]] = []
+        with progress_bar("Order-preserving maps", n_steps, show=self.progress) as advance:
+            for form in forms:
+                lowest = inf
+                for width in widths[form]:
+                    tensors, loss = training.train(form, width, advance)
+                    trained.append((OrderChoice(form, width, loss), tensors))
+                    if loss >= lowest:
+                        break
+                    lowest = loss
+        _, tensors = min(trained, key=lambda pair: pair[0].log_loss)
+        sizes = {"n_folds": len(training.parts), "n_classes": samples.n_classes}
+        return OrderPreservingModel(choices=[list(choice) for choice, _ in trained], **sizes).fill(**tensors)
+
+    @without_autocast()
+    def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
+        """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""
+        log_probs, keys, kind = self._predict_with_keys(X, logits)
+        return kind.give_back(in_exact_order(torch.exp(log_probs).to(kind.dtype), keys))
+
+    @without_autocast()
+    def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
+        """Return the logarithms of the calibrated probabilities, (n, n_classes), ordered as the logits."""
+        log_probs, keys, kind = self._predict_with_keys(X, logits)
+        return kind.give_back(-in_exact_order(log_probs.abs().to(kind.dtype), -keys))
+
+    @without_autocast()
+    def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
+        """Return the most probable class of each row, that of the greatest logit."""
+        _, keys, _ = self._predict_with_keys(X, logits)
+        labels: NDArray[Any] = self.classes_[keys.argmax(dim=1).cpu().numpy()]
+        return labels
+
+    def _predict_with_keys(self, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor, ArrayKind]:
+        """Return what ``_predict`` does, and the checked rows of ``X``, whose order the result keeps."""
+        log_probs, _, kind = self._predict(X, logits)
+        keys, _ = self._check_rows(X)
+        return log_probs, keys.to(log_probs.device), kind
+
+
+def in_exact_order(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return non-negative ``values`` (n, n_classes), changed so that each row is ordered exactly as its ``keys``.
+
+    Rounding makes ties of near-ties, and zeros of tiny values; such values are moved by as many of the smallest steps
+    of their precision as there are keys in between.
+    """
+    whole = torch.int64 if values.dtype == torch.float64 else torch.int32
+    sorted_keys, order = torch.sort(keys, dim=1, stable=True)
+    new = pad(sorted_keys[:, 1:] != sorted_keys[:, :-1], (1, 0), value=False)
+    group = new.cumsum(dim=1)  # (n, n_classes)
+    positions = torch.arange(keys.shape[1], device=keys.device).expand_as(group)
+    first = torch.where(new, positions, 0).cummax(dim=1).values  # first position of the key
+    # the bits of a non-negative number, read as a whole number, count its smallest steps from 0
+    steps = (values.gather(1, order) + 0.0).view(whole).gather(1, first).to(torch.int64)
+    raised = (steps - group).cummax(dim=1).values + group
+    return torch.empty_like(values).scatter_(1, order, raised.to(whole).view(values.dtype))
+
+
+class Training:
+    """Training of the maps on all folds but one, and their cross-validated log-loss.
+
+    Folds do not depend on the labels. Scores are sorted in descending order, ``own`` is the rank of each label.
+    """
+
+    def __init__(self, samples: Samples, n_folds: int, epochs: int, seed: int) -> None:
+        self.scores, self.order = sort_classes(samples.logits.clamp_min(MIN_LOG_PROB))  # (n, n_classes)
+        self.own, self.weights = rank_of_label(self.order, samples.codes), torch.from_numpy(samples.weights)
+        self.epochs, self.seed = epochs, seed
+        shuffled = np.random.default_rng(seed).permutation(len(samples))
+        self.parts = [np.sort(part) for part in np.array_split(shuffled, min(n_folds, len(samples)))]
+        self.kept = [np.setdiff1d(shuffled, part) for part in self.parts]  # the rows to train on, per fold
+
+    def n_steps(self, form: str) -> int:
+        """Return how often the training of a form and width advances its progress bar."""
+        return len(self.parts) if form == "diag" else self.epochs
+
+    def train(self, form: str, width: int, advance: Advance) -> tuple[Tensors, float]:
+        """Return the buffers of the model, and the cross-validated log-loss."""
+        tensors, outputs = (self._train_density if form == "diag" else self._train_gaps)(form, width, advance)
+        losses = torch.empty_like(self.weights)
+        for out, part in zip(outputs, self.parts, strict=True):
+            losses[part] = log_losses(out, self.own[part])
+        return tensors, float(self.weights @ losses / self.weights.sum())
+
+    def inverse_temperature(self, rows: NDArray[np.intp]) -> float:
+        """Return that of temperature scaling on some of the rows."""
+        return 1 / fit_temperature(self.scores[rows], self.own[rows].numpy(), self.weights[rows].numpy())
+
+    def _train_gaps(self, form: str, width: int, advance: Advance) -> tuple[Tensors, list[torch.Tensor]]:
+        """Train the networks of all folds side by side by Adam; return buffers, and outputs for rows held out."""
+        slopes = torch.tensor([self.inverse_temperature(kept) for kept in self.kept], dtype=torch.float64)
+        start = inverse_softplus(slopes)[:, None, None]
+        rows = unsort_classes(self.scores, self.order) if form == "op" else self.scores
+        centre, scale = rows.mean(dim=0), rows.std(dim=0, correction=0)
+        scale = torch.where(scale > 1e-9, scale, 1.0)
+        inputs, importance = (rows - centre) / scale, self.weights / self.weights.mean()
+        layers = self._initial_layers(width)
+        optimizer = torch.optim.Adam(list(layers.values()), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        size = min(len(kept) for kept in self.kept)
+        n_batches = -(-size // BATCH_SIZE)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=self.epochs * n_batches)
+        generator = np.random.default_rng([self.seed, 1])
+        for _ in range(self.epochs):
+            drawn = torch.from_numpy(np.stack([generator.permutation(kept)[:size] for kept in self.kept]))
+            for batch in drawn.chunk(n_batches, dim=1):  # (n_folds, n_rows)
+                out = stretch_gaps(inputs[batch], self.scores[batch], start, list(layers.values()))
+                loss = (importance[batch] * log_losses(out, self.own[batch])).mean(dim=1).sum()
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                schedule.step()
+            advance(f"{form} {width}")
+        layers = {name: layer.detach() for name, layer in layers.items()}
+        outputs = [
+            stretch_gaps(inputs[part], self.scores[part], start[[f]], [layer[[f]] for layer in layers.values()])[0]
+            for f, part in enumerate(self.parts)
+        ]
+        return {"centre": centre, "scale": scale, "start": start, **layers}, outputs
+
+    def _initial_layers(self, width: int) -> Tensors:
+        """Return weights and biases of all folds, to be trained; the network's output is 0."""
+        n_folds, n_classes = len(self.parts), self.scores.shape[1]
+        generator = np.random.default_rng([self.seed, width])
+        layers = {
+            "weights_1": generator.normal(scale=n_classes**-0.5, size=(n_folds, n_classes, width)),
+            "bias_1": np.zeros((n_folds, 1, width)),
+            "weights_2": generator.normal(scale=width**-0.5, size=(n_folds, width, width)),
+            "bias_2": np.zeros((n_folds, 1, width)),
+            "weights_3": np.zeros((n_folds, width, n_classes - 1)),
+            "bias_3": np.zeros((n_folds, 1, n_classes - 1)),
+        }
+        return {name: torch.from_numpy(layer).requires_grad_() for name, layer in layers.items()}
+
+    def _train_density(self, form: str, width: int, advance: Advance) -> tuple[Tensors, list[torch.Tensor]]:
+        """Train fold after fold by L-BFGS; return buffers, and outputs for rows held out."""
+        depths, densities, outputs = grid_depths(self.scores), [], []
+        for kept, part in zip(self.kept, self.parts, strict=True):
+            densities.append(self._fit_density(kept, depths, width))
+            held_out = GridPlaces(self.scores[part], depths)
+            outputs.append(held_out.interpolate(integrate(densities[-1], depths), densities[-1]))
+            advance(f"{form} {width}")
+        return {"depths": depths, "density": torch.stack(densities).mean(dim=0)}, outputs
+
+    def _fit_density(self, kept: NDArray[np.intp], depths: torch.Tensor, width: int) -> torch.Tensor:
+        """Return the density, (n_points,), that minimises the log-loss: softplus of a network of log(1 + depth)."""
+        scores, own, weights = self.scores[kept], self.own[kept].numpy(), self.weights[kept].numpy()
+        on_grid, shares = GridPlaces(scores, depths), weights / weights.sum()
+        generator = np.random.default_rng([self.seed, width])
+        first, bias = generator.normal(scale=3.0, size=(1, width)), generator.normal(size=width)
+        second = generator.normal(scale=width**-0.5, size=(width, width))
+        arrays = (first, bias, second, np.zeros(width), np.zeros((width, 1)), np.zeros(1))
+        layers = [torch.from_numpy(array).requires_grad_() for array in arrays]
+        inputs = torch.log1p(depths)[:, None]
+        inputs = 2 * inputs / inputs[-1] - 1
+        start = inverse_softplus(torch.tensor(self.inverse_temperature(kept), dtype=torch.float64))
+        own_at = np.arange(len(own)) * scores.shape[1] + own
+
+        def density() -> torch.Tensor:
+            hidden = torch.tanh(torch.tanh(inputs @ layers[0] + layers[1]) @ layers[2] + layers[3])
+            return softplus((hidden @ layers[4] + layers[5])[:, 0] + start)
+
+        def evaluate() -> float:
+            values = density()
+            integrals = integrate(values, depths)
+            out = on_grid.interpolate(integrals.detach(), values.detach()).numpy()
+            out -= out[:, :1]  # the maximum of each row
+            own_out = out.ravel()[own_at]
+            odds = np.exp(out, out=out)
+            totals = odds.sum(axis=1)
+            slopes = odds * (shares / totals)[:, None]
+            slopes.ravel()[own_at] -= shares
+            in_integrals, in_density = on_grid.pull_back(torch.from_numpy(slopes), len(depths))
+            penalty = 0.5 * WEIGHT_DECAY * sum((layer.square().sum() for layer in layers), torch.zeros(()))
+            torch.autograd.backward(integrals @ in_integrals + values @ in_density + penalty)
+            return float(shares @ (np.log(totals) - own_out)) + float(penalty.detach())
+
+        minimise(evaluate, layers, iterations=MAX_ITERATIONS, tolerance=1e-7, gradient_tolerance=1e-5)
+        return density().detach()
+
+
+def grid_depths(scores: torch.Tensor) -> torch.Tensor:
+    """Return the points of the grid, from 0 to the lowest score, evenly spaced in log(1 + depth)."""
+    deepest = max(float(-scores.min()), 1e-3)
+    depths = np.expm1(np.linspace(0.0, np.log1p(deepest), N_CELLS + 1))
+    depths[0] = 0.0
+    return torch.from_numpy(depths)
+
+
+def inverse_softplus(values: torch.Tensor) -> torch.Tensor:
+    """Return x with softplus(x) = value."""
+    return values + torch.log(-torch.expm1(-values))
+
+
+def log_losses(out: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return the log-loss of each row of output logits (…, n_classes) with its label at ``own`` (…)."""
+    return torch.logsumexp(out, dim=-1) - out.gather(-1, own[..., None])[..., 0]

@@ -1,1 +1,0 @@
-"""Intra order-preserving calibration functions."""

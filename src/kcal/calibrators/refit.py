@@ -1,0 +1,275 @@
+"""Ridge refit of a network's last layer: a linear map of embeddings that is added to the scaled logits.
+
+p = softmax(b·z + Wᵀe + a) = softmax((1 + c)·z/T + Vᵀf)
+f = (e − mean)/r and a constant, on principal axes,   r² = mean of ‖e − mean‖²
+loss = Σ_i w_i·(log-loss of sample i) + λ/2·‖V‖² + max(λ, 1/0.3²)/2·c²
+
+λ has no unit: each logit's change has a prior standard deviation of about 1/√λ, and a large λ leaves softmax(z/T). The
+solutions (c, V) of several λ are averaged, each with its share of the out-of-fold likelihood, weaker ones with a
+lower prior: one λ alone would be a matter of chance where several fit about as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+
+from kcal.calibrators.base import CalibrationModel, fitted
+from kcal.calibrators.logits import MAX_PENALTY, Codes, Floats, LogitCalibrator, LogitModel, required
+from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.temperature_prior import DEVIATION, fit_temperature
+from kcal.samples import Samples, cross_folds
+from kcal.validation import check_number, parameter
+
+FOLDS = 5
+MIN_PENALTY = np.finfo(np.float64).tiny
+PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
+"""Values of λ, from strong to weak; each fit starts at the one before."""
+PRIOR_STEP = 0.5
+"""Logarithm by which a penalty is more probable than the next weaker one, before any sample."""
+NEGLIGIBLE = 1e-3
+"""Share below which a penalty is left out of the average."""
+COARSE, FINE = 1e-4, 1e-13
+"""Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
+MAX_FEATURES = 256
+"""Principal axes of the embeddings in use, at most."""
+
+
+class RidgeModel(CalibrationModel):
+    """softmax(b·z + Wᵀe + a), b = (1 + c)/T, of logits or log-probabilities z: a part of other models."""
+
+    factor: torch.Tensor
+    penalty: torch.Tensor
+    weights: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, *, n_features: int, n_classes: int) -> None:
+        super().__init__(n_features=n_features, n_classes=n_classes)
+        self.declare(factor=(), penalty=(), weights=(n_features, n_classes), bias=(n_classes,))
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        return self.log_probs(required(embeddings, "embeddings"), required(logits, "logits"))
+
+    def log_probs(self, embeddings: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), of embeddings, (n, h), and the network's log-probabilities."""
+        change = embeddings @ self.weights.to(embeddings) + self.bias.to(embeddings)
+        return torch.log_softmax(self.factor * log_probs + change, dim=1)
+
+
+class RefitModel(LogitModel):
+    """The refitted layer, with the mean and the spread of the embeddings."""
+
+    mean: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, *, n_features: int, n_classes: int, **config: Any) -> None:
+        super().__init__(n_features=n_features, n_classes=n_classes, **config)
+        self.declare(mean=(n_features,), scale=())
+        self.ridge = RidgeModel(n_features=n_features, n_classes=n_classes)
+
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes)."""
+        return self.ridge(embeddings, log_probs)  # type: ignore[no-any-return]
+
+    def example_embeddings(self, noise: torch.Tensor) -> torch.Tensor:
+        """Return rows with the mean and the spread of the calibration set, (n, h)."""
+        return self.mean + self.scale / sqrt(len(self.mean)) * noise
+
+    def summary(self) -> dict[str, str]:
+        """Return the chosen penalty and the factor of the logits for display."""
+        numbers = {"penalty": self.ridge.penalty, "factor of the logits": self.ridge.factor}
+        return {name: f"{float(number):.4g}" for name, number in numbers.items()}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LastLayerRefit(LogitCalibrator):
+    """Add a linear map of the embeddings to the scaled logits, with a ridge penalty towards the network alone.
+
+    T is that of temperature scaling, and c has at most the standard deviation of its prior. Without data, or with a
+    large λ, the prediction is that of the scaled network. The embeddings are centred and divided by the root mean
+    square of their distance from the mean, so that λ has no unit: each logit's change has a prior standard deviation
+    of about 1/√λ. The loss is convex.
+
+    Parameters
+    ----------
+    penalty : "cv" or float
+        λ; "cv" averages the solutions of 1,000 to 0.01, in steps of √10, each with its share of the likelihood in
+        5-fold cross-validation, stratified by class, or by whole groups.
+    representation, seed
+        As in :class:`TemperatureScaling`; the seed is that of the folds.
+
+    Attributes
+    ----------
+    factor_, penalty_ : float
+        b and λ; with "cv" the geometric mean of λ.
+    weights_, bias_ : array, (h, n_classes) and (n_classes,)
+        W and a.
+    """
+
+    method: ClassVar[str] = "refit"
+    inputs: ClassVar[str] = "both"
+    fit_options: ClassVar[frozenset[str]] = LogitCalibrator.fit_options | {"logits", "groups"}
+    model_class = RefitModel
+    factor_ = fitted("ridge.factor")
+    penalty_ = fitted("ridge.penalty")
+    weights_ = fitted("ridge.weights")
+    bias_ = fitted("ridge.bias")
+    penalty: str | float = parameter(
+        "cv", check_number, minimum=MIN_PENALTY, maximum=MAX_PENALTY, expected='must be "cv" or a positive number'
+    )
+
+    def fit(
+        self, X: Any, y: Any, *, logits: Any = None, groups: Any = None, sample_weight: Any = None, classes: Any = None
+    ) -> Self:
+        """Fit to the calibration set.
+
+        Parameters
+        ----------
+        X, y, logits, sample_weight, classes
+            As in :meth:`KNNInterpolation.fit`.
+        groups : (n,) array, optional
+            Patients, speakers, sites: a group is in one fold when the penalty is chosen.
+        """
+        return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes)
+
+    def _fit_model(self, samples: Samples) -> RefitModel:
+        embeddings, log_probs, weights = samples.embeddings.double(), samples.logits, samples.weights
+        axes = PrincipalAxes.of(embeddings, weights)
+        temperature = fit_temperature(log_probs, samples.codes, weights)
+        problem = RidgeProblem(log_probs / temperature, axes.features(embeddings), samples.codes, weights)
+        if self.penalty == "cv":
+            shares, _ = cross_fit(problem, cross_folds(samples.codes, samples.groups, FOLDS, self.seed))
+        else:
+            shares = {float(self.penalty): 1.0}
+        point = solve_average(problem, shares, FINE)
+        model = RefitModel(n_features=embeddings.shape[1], n_classes=log_probs.shape[1])
+        model.ridge = axes.model(point, temperature, mean_penalty(shares), log_probs.shape[1])
+        return model.fill(mean=axes.mean, scale=axes.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class PrincipalAxes:
+    """The map from embeddings to features: centred, divided by r, with a constant, on principal axes."""
+
+    mean: torch.Tensor  # (h,)
+    scale: float  # r
+    axes: torch.Tensor  # (h + 1, n_features); a rotation keeps the ridge
+
+    @classmethod
+    def of(cls, embeddings: torch.Tensor, weights: Floats) -> PrincipalAxes:
+        """Return the axes of weighted embeddings, in float64."""
+        shares = torch.from_numpy(weights / weights.sum())
+        mean = shares @ embeddings
+        scale = float((shares @ (embeddings - mean).square()).sum().sqrt()) or 1.0
+        features = torch.nn.functional.pad((embeddings - mean) / scale, (0, 1), value=1.0)
+        axes = torch.linalg.eigh(features.T @ (shares[:, None] * features)).eigenvectors
+        return cls(mean, scale, axes[:, -MAX_FEATURES:])
+
+    def features(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return features, (n, n_features), of embeddings, (n, h)."""
+        return torch.nn.functional.pad((embeddings - self.mean) / self.scale, (0, 1), value=1.0) @ self.axes
+
+    def model(self, point: Floats, temperature: float, penalty: float, n_classes: int) -> RidgeModel:
+        """Return the model of c and V, flat in one array."""
+        matrix = self.axes @ torch.from_numpy(point[1:]).view(-1, n_classes)
+        weights = matrix[:-1] / self.scale
+        bias, factor = matrix[-1] - self.mean @ weights, float(1 + point[0]) / temperature
+        model = RidgeModel(n_features=len(self.mean), n_classes=n_classes)
+        return model.fill(factor=factor, penalty=penalty, weights=weights, bias=bias)
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeProblem:
+    """The data of a refit: scaled log-probabilities of the network, features, classes and weights of samples."""
+
+    base: torch.Tensor  # (n, n_classes), log-probabilities over T
+    features: torch.Tensor  # (n, n_features)
+    codes: Codes
+    weights: Floats
+
+    def rows(self, index: Codes) -> RidgeProblem:
+        """Return the problem of some samples."""
+        return RidgeProblem(self.base[index], self.features[index], self.codes[index], self.weights[index])
+
+    def scores(self, point: Floats) -> torch.Tensor:
+        """Return (1 + c)·z/T + Vᵀf, (n, n_classes), of c and V, flat in one array."""
+        matrix = torch.from_numpy(point[1:]).to(self.features).view(self.features.shape[1], -1)
+        return torch.addmm(self.base * float(1 + point[0]), self.features, matrix)
+
+    @property
+    def start(self) -> Floats:
+        """C and V of the scaled network: zeros."""
+        return np.zeros(1 + self.features.shape[1] * self.base.shape[1])
+
+    def curvatures(self) -> Floats:
+        """Return roughly the second derivatives of the log-loss at c = 0 and V = 0, in the order of the flat array."""
+        importance = torch.from_numpy(self.weights).to(self.base)[:, None]
+        probs = torch.softmax(self.base, dim=1)
+        variances = (probs * self.base.square()).sum(dim=1) - (probs * self.base).sum(dim=1).square()
+        of_classes = (importance * probs * (1 - probs)).sum(dim=0) / importance.sum()
+        of_features = (importance * self.features.square()).sum(dim=0)
+        parts = [(importance[:, 0] @ variances)[None], (of_features[:, None] * of_classes).ravel()]
+        return torch.cat(parts).clamp_min(0.0).double().numpy()
+
+    def solve(self, penalty: float, start: Floats, tolerance: float) -> Floats:
+        """Return the c and V, flat in one array, that minimise the loss; principal axes make it converge fast."""
+        total, rows, labels = float(self.weights.sum()), torch.arange(len(self.codes)), torch.from_numpy(self.codes)
+        importance = torch.from_numpy(self.weights).to(self.base)[:, None]
+        penalties = np.full(len(start), penalty)
+        penalties[0] = max(penalty, 1 / DEVIATION**2)  # of c
+        scales = np.sqrt(self.curvatures() + penalties)
+
+        def loss(scaled: Floats) -> tuple[float, Floats]:
+            point = scaled / scales
+            log_p = torch.log_softmax(self.scores(point), dim=1)
+            value = -float(importance[:, 0] @ log_p[rows, labels]) + float((penalties * point) @ point) / 2
+            residuals = log_p.exp_()
+            residuals[rows, labels] -= 1
+            residuals.mul_(importance)
+            slopes = [(residuals * self.base).sum()[None], (self.features.T @ residuals).ravel()]
+            gradient = torch.cat(slopes).double().numpy() + penalties * point
+            return value / total, gradient / scales / total
+
+        solution = minimise_convex(loss, start * scales, name="the last layer", maxcor=20, ftol=tolerance, gtol=1e-8)
+        return np.asarray(solution / scales)
+
+
+def cross_fit(problem: RidgeProblem, fold_of: Codes) -> tuple[dict[float, float], torch.Tensor]:
+    """Return the share of each λ, and log-probabilities of each sample from the average without its fold.
+
+    The shares are proportional to the out-of-fold likelihoods times the prior. Single precision is enough to compare.
+    """
+    problem = replace(problem, base=problem.base.float(), features=problem.features.float())
+    folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
+    points = [problem.start] * len(folds)
+    scores = torch.empty(len(PENALTIES), *problem.base.shape)
+    for penalty, out_of_fold in zip(PENALTIES, scores, strict=True):
+        for place, (outside, inside) in enumerate(folds):
+            points[place] = problem.rows(inside).solve(penalty, points[place], COARSE)
+            out_of_fold[outside] = problem.rows(outside).scores(points[place])
+    own = torch.log_softmax(scores, dim=2)[:, np.arange(len(fold_of)), problem.codes].double()
+    log_prior = -PRIOR_STEP * torch.arange(len(PENALTIES), dtype=torch.float64)
+    posterior = torch.softmax(own @ torch.from_numpy(problem.weights) + log_prior, dim=0)
+    kept = torch.where(posterior > NEGLIGIBLE, posterior, 0.0)
+    shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=True) if share}
+    average = torch.tensordot((kept / kept.sum()).float(), scores, 1)
+    return shares, torch.log_softmax(average.double(), dim=1)
+
+
+def solve_average(problem: RidgeProblem, shares: dict[float, float], tolerance: float) -> Floats:
+    """Return the average of c and V, flat in one array, over penalties with their shares."""
+    point, average = problem.start, np.zeros(len(problem.start))
+    for penalty, share in shares.items():
+        point = problem.solve(penalty, point, tolerance)
+        average += share * point
+    return average / sum(shares.values())
+
+
+def mean_penalty(shares: dict[float, float]) -> float:
+    """Return the geometric mean of penalties with their shares."""
+    return float(np.exp(np.average(np.log(list(shares)), weights=list(shares.values()))))

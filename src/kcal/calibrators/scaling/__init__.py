@@ -1,1 +1,0 @@
-"""Temperature, ensemble temperature, vector, matrix and structured matrix scaling."""

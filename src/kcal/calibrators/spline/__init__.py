@@ -1,1 +1,0 @@
-"""Spline calibration of the cumulative accuracy."""

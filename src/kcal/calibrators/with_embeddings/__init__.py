@@ -1,1 +1,0 @@
-"""Methods on embeddings and logits that are not kernel density estimates."""
