@@ -97,7 +97,7 @@ def test_other_objects_beside_labels_are_refused_by_name(name: str, kind: str) -
         ("ids", [10**30 + place for place in range(30)]),
         *(("classes", classes) for classes in ({0, 1, 2}, np.unique(DAYS), [10**30, 1], (code for code in range(3)))),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_numbers_that_could_not_be_saved_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidInputError, match=f"^{name} "):
