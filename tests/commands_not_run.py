@@ -81,6 +81,7 @@ NOT_RUN: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     "python -m experiments.sizes": MEASURES_TASKS,
     "python -m experiments.subset": MEASURES_TASKS,
     "python -m experiments.blend_parts": MEASURES_TASKS,
+    "python -m experiments.many_classes": ("it takes minutes", check_experiment),
     "kcal bench tasks": ("takes hours; tests/cli and tests/distributed run small tasks", check_kcal),
 }
 """Why commands that begin with these words are not run, and what is checked."""

@@ -137,7 +137,12 @@ def map_blocks(function: Callable[[Block], Result], blocks: Sequence[Block], dev
 @lru_cache(maxsize=4)
 def _pool(n_threads: int) -> ThreadPoolExecutor:
     """Return the threads that compute blocks; they stay, and keep their buffers."""
-    return ThreadPoolExecutor(n_threads, "kcal", initializer=torch.set_num_threads, initargs=(1,))
+    return ThreadPoolExecutor(n_threads, "kcal", initializer=_limit_new_thread)
+
+
+def _limit_new_thread() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # or else the first operation would take the number that another thread sets meanwhile
 
 
 if hasattr(os, "register_at_fork"):
