@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from scipy.special import softmax
 
-from kcal.files.atomic import atomic_path
+from kcal.files import atomic_path
 from kcal.metrics import METRICS, class_errors, confidence_interval, evaluate
 from kcal.progress import show_progress
 

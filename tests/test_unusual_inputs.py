@@ -22,7 +22,6 @@ IDS = np.array([f"-{place}" for place in range(30)], dtype=object)
 
 MATRICES: dict[str, Callable[[], Any]] = {
     "generator": lambda: (row for row in ROWS),
-    "iterator": lambda: iter(ROWS.tolist()),
     "set": lambda: {1.0, 2.0},
     "mapping": lambda: {"a": ROWS},
     "nothing": lambda: None,
@@ -30,27 +29,25 @@ MATRICES: dict[str, Callable[[], Any]] = {
     "sparse": lambda: torch.tensor(ROWS).to_sparse(),
     "complex tensor": lambda: torch.tensor(ROWS + 1j),
     "complex": lambda: ROWS + 1j,
-    "complex objects": lambda: (ROWS + 1j).astype(object),
     "numbers as text": lambda: ROWS.astype(str),
-    "text as objects": lambda: np.full((30, 3), "a", dtype=object),
+    "numbers as text objects": lambda: ROWS.astype(str).astype(object),
     "text among numbers": lambda: np.array([[1.0, "a"]] * 30, dtype=object),
     "dictionaries": lambda: np.full((30, 3), {}),
     "huge": lambda: np.full((30, 3), 10**400),
     "times": lambda: np.repeat(DAYS[:, None], 3, axis=1),
     "sparse matrix": lambda: scipy.sparse.csr_array(ROWS),
-    "sparse dictionary": lambda: scipy.sparse.dok_array(ROWS),
     "ragged": lambda: [[1.0], [1.0, 2.0]],
 }
 
 
-@pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize("make", [lambda: KCal(projection="identity"), TemperatureScaling], ids=["kcal", "ts"])
-def test_other_objects_as_rows_are_refused_by_name(name: str, make: Callable[[], Any]) -> None:
-    with pytest.raises(InvalidInputError, match=r"^X "):
-        make().fit(MATRICES[name](), CODES)
+def test_other_objects_as_rows_raise_by_name(make: Callable[[], Any]) -> None:
     fitted = make().fit(ROWS, CODES)
-    with pytest.raises(InvalidInputError, match=r"^X "):
-        fitted.predict_proba(MATRICES[name]())
+    for given in MATRICES.values():
+        with pytest.raises(InvalidInputError, match=r"^X "):
+            make().fit(given(), CODES)
+        with pytest.raises(InvalidInputError, match=r"^X "):
+            fitted.predict_proba(given())
 
 
 VECTORS: dict[str, Callable[[], Any]] = {
@@ -76,18 +73,17 @@ LABELS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", [*VECTORS, *LABELS])
-def test_other_objects_as_labels_are_refused_by_name(name: str) -> None:
+def test_other_objects_as_labels_raise_by_name(name: str) -> None:
     with pytest.raises(InvalidInputError, match=r"^y "):
         KCal(projection="identity").fit(ROWS, (VECTORS | LABELS)[name]())
 
 
-@pytest.mark.parametrize("kind", VECTORS)
 @pytest.mark.parametrize("name", ["groups", "sample_weight", "ids"])
-def test_other_objects_beside_labels_are_refused_by_name(name: str, kind: str) -> None:
-    if name == "groups" and kind in ("days", "complex"):
-        pytest.skip("values that can be told apart serve as groups")
-    with pytest.raises(InvalidInputError, match=f"^{name} "):
-        KCal(projection="identity").fit(ROWS, CODES, **{name: VECTORS[kind]()})
+def test_other_objects_beside_labels_raise_by_name(name: str) -> None:
+    for kind, given in VECTORS.items():
+        if name != "groups" or kind not in ("days", "complex"):  # values that can be told apart serve as groups
+            with pytest.raises(InvalidInputError, match=f"^{name} "):
+                KCal(projection="identity").fit(ROWS, CODES, **{name: given()})
 
 
 @pytest.mark.parametrize(
@@ -99,7 +95,7 @@ def test_other_objects_beside_labels_are_refused_by_name(name: str, kind: str) -
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_numbers_that_could_not_be_saved_are_refused_by_name(name: str, value: Any) -> None:
+def test_numbers_that_could_not_be_saved_raise_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidInputError, match=f"^{name} "):
         KCal(projection="identity").fit(ROWS, CODES, **{name: value})
 

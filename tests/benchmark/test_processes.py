@@ -16,7 +16,7 @@ import pytest
 from kcal.benchmark import Plan, Task, run
 from kcal.benchmark.processes import in_parallel
 from kcal.errors import InvalidInputError
-from kcal.files.lock import LOCK_FILE, locked_folder
+from kcal.files import LOCK_FILE, locked_folder
 
 PARENT = """
 import os, sys, time

@@ -21,7 +21,6 @@ from torch import nn
 import kcal
 from kcal import FileFormatError, InvalidInputError, extract, read_outputs
 from kcal.embeddings import folder as folders
-from kcal.files import lock
 
 X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(50) % N_CLASSES
@@ -295,6 +294,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(
     folder = tmp_path / "new"
     if place == "open":  # the lock of a folder that exists
         folder.mkdir()
-    monkeypatch.setattr(*((Path, "mkdir") if place == "mkdir" else (lock.os, "open")), frozen)
+    monkeypatch.setattr(*((Path, "mkdir") if place == "mkdir" else (os, "open")), frozen)
     with pytest.raises(InvalidInputError, match=r"to must be a folder that can be written.*Read-only file system"):
         extract(network, sized(10), to=folder)

@@ -25,7 +25,7 @@ from kcal.benchmark.tasks import Task
 from kcal.datasets import COMPANIONS
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, warn
-from kcal.files import check_path
+from kcal.files import check_path, load_arrays
 
 OUT_OF_SCOPE = "out_of_scope"
 
@@ -103,7 +103,7 @@ def task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an npz file by name."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with path.open("rb") as file, load_arrays(file) as stored:
             arrays = {name: stored[name] for name in stored.files}
         for name, values in arrays.items():
             if not isinstance(values, np.ndarray):

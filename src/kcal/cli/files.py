@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kcal.embeddings.folder import RECORD, read_outputs
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
-from kcal.files.spreadsheets import without_mark
+from kcal.files import load_arrays, without_mark
 
 SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 TABLES = (".parquet", ".csv")
@@ -83,7 +83,7 @@ class ArrayFile:
         """Return the content of what numpy loads; ``part`` names it in errors."""
         with self.path.open("rb") as file:  # opened here, because numpy leaves damaged files open
             try:
-                stored = np.load(file, allow_pickle=False)
+                stored = load_arrays(file)
                 if isinstance(stored, NpzFile) != self.is_single:
                     return content(stored)
             except Exception as error:  # numpy, zipfile and zlib raise almost any error on damaged files

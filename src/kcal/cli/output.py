@@ -17,8 +17,7 @@ from typer import BadParameter
 from kcal.cli.files import TABLES, require_pyarrow
 from kcal.distributed.tables import prediction_columns
 from kcal.errors import InvalidInputError, printable
-from kcal.files import atomic_path, write_arrays
-from kcal.files.spreadsheets import with_mark
+from kcal.files import atomic_path, with_mark, write_arrays
 
 
 class _NothingToWriteError(Exception):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from kcal.errors import InvalidInputError
 
 
@@ -26,6 +28,11 @@ class ClassifierOutputs:
         if values is None:
             raise InvalidInputError(name, f"must be given for a method that takes {name}", got="None")
         return values
+
+    def select(self, rows: Any) -> ClassifierOutputs:
+        """Return some of the samples, by their indices or a boolean for each."""
+        given = {name: np.asarray(values)[rows] for name, values in vars(self).items() if values is not None}
+        return ClassifierOutputs(**given)
 
     def __repr__(self) -> str:
         given = {name: value for name, value in vars(self).items() if value is not None}

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from kcal.errors import InvalidInputError
-from kcal.validation import check_choice, shown
-from kcal.validation.arrays import plain_tensor
+from kcal.validation import check_choice, plain_tensor, shown
 
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda losses: losses,

@@ -10,13 +10,13 @@ from kcal.persistence.archive import (
     to_bytes,
     to_parts,
 )
-from kcal.persistence.follow import Follower
-from kcal.persistence.store import CalibrationStore
-from kcal.persistence.stored_samples import StoredSamples
+from kcal.persistence.store import CalibrationStore, StoreBusyError, StoredSamples
+from kcal.persistence.sync import StoreSync
 
 __all__ = [
     "CalibrationStore",
-    "Follower",
+    "StoreBusyError",
+    "StoreSync",
     "StoredSamples",
     "from_bytes",
     "from_parts",

@@ -1,4 +1,4 @@
-"""A durable store of labelled samples in one SQLite file: what a calibrator is fitted on, and follows.
+"""A durable store of labelled samples in one SQLite file: what a calibrator is fitted on, and kept in sync with.
 
     samples   row, id, embedding, logits, label, group, weight, time, model version, checksum
     changes   number, row: every sample that was added, corrected or deleted, in order
@@ -6,42 +6,95 @@
 
 A call that changes the store returns when the change is on disk (write-ahead log, ``synchronous=FULL``); a process that
 is killed leaves all of it or nothing. Several processes may use one store. A file that is not as it was written raises
-at opening.
+at opening: every sample has a checksum of all that a reader gets of it, and the totals have the sum of these checksums
+modulo 2**62, which a lost, added or replaced sample changes. Triggers keep the totals at constant cost per change.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, fit_on
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import InvalidInputError, KcalWarning, warn
-from kcal.persistence.follow import Follower
-from kcal.persistence.store_file import COLUMNS, StoreFile
-from kcal.persistence.stored_samples import (
-    LARGEST_INTEGER,
-    StoredSamples,
-    as_samples,
-    matrix_of,
-    plain_ids,
-    plain_labels,
-)
-from kcal.validation import check_groups, check_integer, check_weights, shown
+from kcal.errors import FileFormatError, InvalidInputError, KcalError, KcalWarning, warn
+from kcal.files import check_path, write_whole
+from kcal.persistence.sync import StoreSync
+from kcal.validation import check_groups, check_ids, check_integer, check_labels, check_matrix, check_weights, shown
 
+FORMAT = 2
+APPLICATION = 0x6B63616C  # "kcal"
+BUSY_SECONDS = 30.0
+"""How long a call waits for another process that writes."""
 CHUNK = 10_000
+MAX_INTEGER = 2**63 - 1
+MODULUS = 2**62
+"""Of checksums and their sum: SQLite's integers are below 2**63."""
+COLUMNS = 'row, id, embedding, logits, label, "group", weight, time, version'
+SCHEMA = (
+    """CREATE TABLE samples (
+    row INTEGER PRIMARY KEY AUTOINCREMENT,
+    id NOT NULL UNIQUE,
+    embedding BLOB,
+    logits BLOB,
+    label,
+    "group",
+    weight REAL NOT NULL,
+    time REAL NOT NULL,
+    version TEXT NOT NULL,
+    checksum INTEGER NOT NULL DEFAULT 0
+)""",
+    "CREATE TABLE changes (number INTEGER PRIMARY KEY AUTOINCREMENT, row INTEGER NOT NULL)",
+    "CREATE TABLE totals (samples INTEGER NOT NULL, n_changes INTEGER NOT NULL, changes INTEGER NOT NULL)",
+    f"""CREATE TRIGGER sealed AFTER UPDATE OF checksum ON samples BEGIN
+    INSERT INTO changes (row) VALUES (new.row);
+    UPDATE totals SET samples = (samples - old.checksum + new.checksum) & {MODULUS - 1};
+END""",
+    f"""CREATE TRIGGER deleted AFTER DELETE ON samples BEGIN
+    INSERT INTO changes (row) VALUES (old.row);
+    UPDATE totals SET samples = (samples - old.checksum) & {MODULUS - 1};
+END""",
+    """CREATE TRIGGER logged AFTER INSERT ON changes BEGIN
+    UPDATE totals SET n_changes = n_changes + 1, changes = changes + new.row;
+END""",
+)
+
+Record = tuple[Any, ...]
+"""Values of ``COLUMNS``, in their order."""
 
 
-class CalibrationStore(StoreFile):
-    """A durable home of labelled samples in one file.
+class StoreBusyError(KcalError, TimeoutError):
+    """Raise if another process held the store for longer than a call waits."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSamples:
+    """Samples of a store: the outputs with their ids, groups and weights, and what the store adds."""
+
+    outputs: ClassifierOutputs
+    rows: NDArray[np.int64]
+    times: NDArray[np.float64]
+    versions: NDArray[Any] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class CalibrationStore:
+    """A durable home of labelled samples in one file, for several threads and processes.
 
     Parameters
     ----------
@@ -66,8 +119,33 @@ class CalibrationStore(StoreFile):
     """
 
     def __init__(self, path: str | Path, *, version: str = "") -> None:
-        self.version = check_version(version) or ""
-        super().__init__(path)
+        self.version = _check_version(version) or ""
+        self.path = check_path(path)
+        if self.path.name == ":memory:" or str(self.path).startswith("file:"):
+            raise InvalidInputError("path", "must be the name of a file on disk", got=str(self.path))
+        if not self.path.parent.is_dir():
+            raise InvalidInputError("path", "must lie in an existing folder", got=str(self.path))
+        self._lock, self._is_closed = threading.RLock(), False
+        if not self.path.exists():
+            self._create()
+        elif self.path.is_file() and self.path.stat().st_size == 0:  # SQLite would take it for a new database
+            raise self._damaged("it is empty")
+        try:
+            options: dict[str, Any] = {"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False}
+            self._database = sqlite3.connect(self.path, **options)
+        except sqlite3.Error as error:
+            raise self._explained(error) from error
+        try:
+            self._rows("PRAGMA synchronous = FULL")
+            self._rows("PRAGMA secure_delete = ON")
+            with self._transaction("DEFERRED"):
+                self._check_format()
+                self._check_integrity()
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------ changes
 
     def transaction(self) -> AbstractContextManager[None]:
         """Return a context in which several changes are made together: all of them if it ends, none if it raises.
@@ -96,49 +174,50 @@ class CalibrationStore(StoreFile):
         times : (n,) array, optional
             When the samples were taken, in seconds since 1970; by default now.
         """
-        records = list(self._records(outputs, times))
+        columns = _columns_of(outputs, times)
         with self._transaction():
-            self._check_widths(outputs)
-            self._check_columns(records)
-            if outputs.ids is None:
-                records = [(name, *rest) for name, (_, *rest) in zip(self._new_ids(len(records)), records, strict=True)]
-            for record in records:
-                try:
-                    self._run(f"INSERT INTO samples ({COLUMNS.removeprefix('row, ')}) VALUES (?,?,?,?,?,?,?,?)", record)
-                except sqlite3.IntegrityError:
-                    expected, remedy = "must be new", "Change labels with correct()."
-                    raise InvalidInputError("ids", expected, got=f"{record[0]!r} again", remedy=remedy) from None
+            ids = self._new_ids(len(columns[0])) if outputs.ids is None else _plain_ids(outputs.ids, len(columns[0]))
+            records = [(*values, self.version) for values in zip(ids, *columns, strict=True)]
+            self._check_kinds(records[0])
+            for record, known in zip(records, self.contains(ids), strict=True):
+                if known:
+                    remedy = "Change labels with correct()."
+                    raise InvalidInputError("ids", "must be new", got=f"{record[0]!r} again", remedy=remedy)
+                self._rows(f"INSERT INTO samples ({COLUMNS.removeprefix('row, ')}) VALUES (?,?,?,?,?,?,?,?)", record)
                 self._seal(record[0])
-        return [record[0] for record in records]
+        return ids
 
     def correct(self, ids: Sequence[Any], labels: Any) -> None:
         """Replace the labels of samples, or add late ones."""
-        names = plain_ids(ids, len(ids))
-        new = plain_labels(labels, len(names))
+        names = _plain_ids(ids, len(ids))
+        new = _plain_labels(labels, len(names))
         with self._transaction():
-            self._check_type("label", new, "labels")
+            self._check_label(new[0])
             for name, label in zip(names, new, strict=True):
                 if not self._read("id = ?", (name,)):
-                    raise unknown_id(name)
-                self._run("UPDATE samples SET label = ? WHERE id = ?", (label, name))
+                    raise _unknown_id(name)
+                self._rows("UPDATE samples SET label = ? WHERE id = ?", (label, name))
                 self._seal(name)
 
     def delete(self, ids: Sequence[Any]) -> None:
         """Delete samples; :meth:`vacuum` then removes the last of their bytes from the file."""
         with self._transaction():
-            for name in plain_ids(ids, len(ids)):
-                if self._run("DELETE FROM samples WHERE id = ?", (name,)) == 0:
-                    raise unknown_id(name)
+            for name, known in zip(_plain_ids(ids, len(ids)), self.contains(ids), strict=True):
+                if not known:
+                    raise _unknown_id(name)
+                self._rows("DELETE FROM samples WHERE id = ?", (name,))
 
     def vacuum(self) -> None:
-        """Rewrite the file, so that it holds no byte of deleted samples and is as small as possible."""
+        """Rewrite the file: it then holds no byte of deleted samples and is as small as possible."""
         with self._lock:
-            if self.is_in_transaction:
+            if self._in_transaction:
                 raise InvalidInputError("vacuum", "must be called outside a transaction")
-            self._run("VACUUM")
+            self._rows("VACUUM")
             if self._number("PRAGMA wal_checkpoint(TRUNCATE)"):
                 expected = "must not be read by another process during vacuum"
                 raise InvalidInputError("path", expected, got=str(self.path), remedy="Call vacuum again later.")
+
+    # ------------------------------------------------------------ reading
 
     def __len__(self) -> int:
         """Return the number of samples, with and without labels."""
@@ -150,69 +229,21 @@ class CalibrationStore(StoreFile):
         With ``labelled=False`` the labels are None if no sample has one, and an array of objects, None where a label is
         missing, if some have.
         """
-        return as_samples(self._select(labelled, check_version(version), after=0))
+        return _as_samples(self._select(labelled, _check_version(version), after=0))
 
     def chunks(
         self, size: int = CHUNK, *, labelled: bool = True, version: str | None = None
     ) -> Iterator[StoredSamples]:
         """Yield the samples in the order of their arrival, ``size`` at a time; those that arrive meanwhile included."""
-        size, version = check_integer(size, "size", minimum=1, maximum=LARGEST_INTEGER), check_version(version)
+        size, version = check_integer(size, "size", minimum=1, maximum=MAX_INTEGER), _check_version(version)
 
         def read() -> Iterator[StoredSamples]:
             after = 0
             while records := self._select(labelled, version, after, limit=size):
                 after = records[-1][0]
-                yield as_samples(records)
+                yield _as_samples(records)
 
         return read()
-
-    def fit(
-        self,
-        calibrator: Calibrator,
-        training: ClassifierOutputs | None = None,
-        *,
-        classes: Any = None,
-        version: str | None = None,
-    ) -> Calibrator:
-        """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`.
-
-        Embeddings of different networks have nothing to do with each other: where the samples are of several model
-        versions, or of another than that of this store, it warns. ``version`` chooses the samples of one.
-        """
-        samples = self.samples(version=version)
-        self.warn_of_versions(set(samples.versions.tolist()), version)
-        return fit_on(calibrator, samples.outputs, training, classes=classes)
-
-    def follow(
-        self,
-        calibrator: Calibrator,
-        *,
-        every: float | None = None,
-        classes: Any = None,
-        version: str | None = None,
-        keep_others: bool = False,
-    ) -> Follower:
-        """Return a follower whose ``update()`` brings what changed here to a KCal or a KCalBlend.
-
-        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds.
-        ``classes`` are those of the first fit, as in ``fit``; ``version`` chooses the samples of one model version.
-        With ``keep_others`` samples of the calibrator that were never here stay: the store holds additional ones.
-        """
-        options: dict[str, Any] = {"classes": classes, "version": check_version(version), "keep_others": keep_others}
-        return Follower(self, calibrator, every, **options)
-
-    def warn_of_versions(self, versions: set[str], chosen: str | None = None) -> None:
-        """Warn if samples are of several model versions or, unless one was ``chosen``, of another than the store's."""
-        expected = {self.version} if self.version and chosen is None else set()
-        if len(versions | expected) < 2:
-            return
-        listed = ", ".join(sorted(map(repr, versions)))
-        own = f"; the store was opened for {self.version!r}" if expected else ""
-        warn(
-            f"The samples are outputs of the model versions {listed}{own}. Outputs of two networks do not compare.",
-            KcalWarning,
-            remedy="Pass version= to choose one.",
-        )
 
     def contains(self, ids: Sequence[Any]) -> list[bool]:
         """Return for each id whether a sample has it."""
@@ -220,7 +251,7 @@ class CalibrationStore(StoreFile):
 
     def versions_of(self, ids: Sequence[Any]) -> list[str | None]:
         """Return for each id the model version of its sample; None if no sample has it."""
-        found = (self._rows("SELECT version FROM samples WHERE id = ?", (name,)) for name in plain_ids(ids, len(ids)))
+        found = (self._rows("SELECT version FROM samples WHERE id = ?", (name,)) for name in _plain_ids(ids, len(ids)))
         return [rows[0][0] if rows else None for rows in found]
 
     def ids(self) -> list[Any]:
@@ -251,85 +282,161 @@ class CalibrationStore(StoreFile):
         last : int
             Number of the last change, for the next call.
         """
+        changed = "SELECT DISTINCT row FROM changes WHERE number > ?"
         with self._transaction("DEFERRED"):
             last = self.last_change
-            rows = [row for (row,) in self._rows("SELECT DISTINCT row FROM changes WHERE number > ?", (since,))]
-            changed = "row IN (SELECT row FROM changes WHERE number > ?)"
-            records = self._read(f"{changed} ORDER BY row", (since,))
-        deleted = np.array(sorted(set(rows) - {record[0] for record in records}), dtype=np.int64)
+            rows = {row for (row,) in self._rows(changed, (since,))}
+            records = self._read(f"row IN ({changed}) ORDER BY row", (since,))
+        deleted = np.array(sorted(rows - {record[0] for record in records}), dtype=np.int64)
         labelled = [record for record in records if record[4] is not None and version in (None, record[8])]
-        return (as_samples(labelled) if labelled else None), deleted, last
+        return (_as_samples(labelled) if labelled else None), deleted, last
+
+    # ------------------------------------------------------------ calibrators
+
+    def fit(
+        self,
+        calibrator: Calibrator,
+        training: ClassifierOutputs | None = None,
+        *,
+        classes: Any = None,
+        version: str | None = None,
+    ) -> Calibrator:
+        """Fit a calibrator on the labelled samples and return it; the rest as in :func:`kcal.fit_on`.
+
+        Embeddings of different networks have nothing to do with each other: where the samples are of several model
+        versions, or of another than that of this store, it warns. ``version`` chooses the samples of one.
+        """
+        samples = self.samples(version=version)
+        self.warn_of_versions(set(samples.versions.tolist()), version)
+        return fit_on(calibrator, samples.outputs, training, classes=classes)
+
+    def follow(
+        self,
+        calibrator: Calibrator,
+        *,
+        every: float | None = None,
+        classes: Any = None,
+        version: str | None = None,
+        keep_others: bool = False,
+    ) -> StoreSync:
+        """Return an object whose ``update()`` brings what changed here to a KCal or a KCalBlend.
+
+        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds.
+        ``classes`` are those of the first fit, as in ``fit``; ``version`` chooses the samples of one model version.
+        With ``keep_others`` samples of the calibrator that were never here stay: the store holds additional ones.
+        """
+        options: dict[str, Any] = {"classes": classes, "version": _check_version(version), "keep_others": keep_others}
+        return StoreSync(self, calibrator, every, **options)
+
+    def warn_of_versions(self, versions: set[str], chosen: str | None = None) -> None:
+        """Warn if samples are of several model versions or, unless one was ``chosen``, of another than the store's."""
+        expected = {self.version} if self.version and chosen is None else set()
+        if len(versions | expected) < 2:
+            return
+        listed = ", ".join(sorted(map(repr, versions)))
+        own = f"; the store was opened for {self.version!r}" if expected else ""
+        message = f"The samples are outputs of the model versions {listed}{own}."
+        warn(f"{message} Outputs of two networks do not compare.", KcalWarning, remedy="Pass version= to choose one.")
+
+    # ------------------------------------------------------------ the file
+
+    def close(self) -> None:
+        """Close the file; a store that is closed stays so."""
+        with self._lock:
+            self._is_closed = True
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"CalibrationStore({str(self.path)!r})"
 
-    def _select(self, labelled: bool, version: str | None, after: int, limit: int = -1) -> list[tuple[Any, ...]]:
-        where = "AND label IS NOT NULL" if labelled else ""
-        where += "" if version is None else " AND version = ?"
-        values = (after, *(() if version is None else (version,)), limit)
-        return self._read(f"row > ? {where} ORDER BY row LIMIT ?", values)
+    def _create(self) -> None:
+        """Make an empty store under another name and link it, whole, to its own, unless another process was faster."""
+        with closing(sqlite3.connect(":memory:")) as database:
+            for statement in (*SCHEMA, "INSERT INTO totals VALUES (0, 0, 0)"):
+                database.execute(statement)
+            database.commit()
+            database.execute(f"PRAGMA application_id = {APPLICATION}")
+            database.execute(f"PRAGMA user_version = {FORMAT}")
+            content = bytearray(database.serialize())
+        content[18:20] = b"\2\2"  # written and read with the write-ahead log
+        target = Path(os.path.realpath(self.path))
+        temporary = target.with_name(f".{secrets.token_hex(8)}.db")
+        try:
+            write_whole(temporary, bytes(content))
+            with suppress(FileExistsError):
+                os.link(temporary, target)
+        except OSError as error:
+            raise self._unusable(error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
-    def _records(self, outputs: ClassifierOutputs, times: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield the values of the columns from the id on, one record per sample; the id is None if it is not given."""
-        if not isinstance(outputs, ClassifierOutputs):
-            raise InvalidInputError("outputs", "must be a kcal.ClassifierOutputs", got=shown(outputs))
-        matrices = {name: part for name in ("embeddings", "logits") if (part := getattr(outputs, name)) is not None}
-        if not matrices:
-            raise InvalidInputError("outputs", "must have embeddings or logits", got="neither")
-        blobs = {name: matrix_of(part, f"outputs.{name}", logits=name == "logits") for name, part in matrices.items()}
-        n_samples = len(next(iter(blobs.values())))
-        for name, matrix in blobs.items():
-            if len(matrix) != n_samples:
-                raise InvalidInputError(f"outputs.{name}", f"must have {n_samples:,} rows", got=f"{len(matrix):,}")
-        none = [None] * n_samples
-        ids = none if outputs.ids is None else plain_ids(outputs.ids, n_samples)
-        labels = none if outputs.labels is None else plain_labels(outputs.labels, n_samples)
-        groups: list[Any] = none
-        if outputs.groups is not None:
-            check_groups(outputs.groups, n_samples)
-            groups = np.asarray(outputs.groups).tolist()
-        weights = np.ones(n_samples)
-        if outputs.weights is not None:
-            check_weights(outputs.weights, n_samples)  # scaled there, as given here
-            weights = np.asarray(outputs.weights, dtype=np.float64)
-        moments = np.full(n_samples, time.time()) if times is None else np.asarray(times, dtype=np.float64)
-        if moments.shape != (n_samples,) or not np.isfinite(moments).all():
-            raise InvalidInputError("times", f"must be {n_samples:,} finite numbers", got=shown(times))
-        for place, name in enumerate(ids):
-            rows = [blobs[part][place].tobytes() if part in blobs else None for part in ("embeddings", "logits")]
-            values = (labels[place], groups[place], float(weights[place]), float(moments[place]), self.version)
-            yield (name, *rows, *values)
+    def _check_format(self) -> None:
+        """Raise if the file is a database, but not a store in the format of this version."""
+        application, found = (self._number(f"PRAGMA {name}") for name in ("application_id", "user_version"))
+        if application != APPLICATION:
+            raise FileFormatError(f"{self.path} is a database, but not a calibration store.")
+        if found != FORMAT:
+            remedy = "Upgrade kcal." if found > FORMAT else "Append its samples to a new store."
+            raise FileFormatError(f"{self.path} has the format {found}; this kcal reads {FORMAT}. {remedy}")
 
-    def _check_widths(self, outputs: ClassifierOutputs) -> None:
-        """Raise if embeddings or logits have other columns than those in the store."""
-        for name, column in (("embeddings", "embedding"), ("logits", "logits")):
-            matrix = getattr(outputs, name)
-            width = 0 if matrix is None else (*np.shape(matrix), 1)[1]  # logits of two classes may be one number each
-            lengths = self._rows(f"SELECT coalesce(length({column}), 0) FROM samples LIMIT 1")
-            known = lengths[0][0] // 4 if lengths else width  # single precision
-            if width != known:
-                expected = f"must have {known:,} columns, as in the store" if known else "must be left out, as before"
-                raise InvalidInputError(f"outputs.{name}", expected, got=f"{width:,}" if width else "None")
+    def _check_integrity(self) -> None:
+        """Raise if the file is not as it was written: pages, indexes, tables, samples and changes."""
+        problem = self._rows("PRAGMA integrity_check(1)")[0][0]
+        if problem != "ok":
+            raise self._damaged(problem)
+        if not set(SCHEMA) <= {statement for (statement,) in self._rows("SELECT sql FROM sqlite_master")}:
+            raise self._damaged("its tables or triggers are not those of a store")
+        total = 0
+        for record in self._each(f"SELECT {COLUMNS}, checksum FROM samples"):
+            self._check_record(record)
+            total = (total + record[-1]) % MODULUS
+        n_changes, last, changes = self._rows(
+            "SELECT count(*), coalesce(max(number), 0), coalesce(sum(row), 0) FROM changes"
+        )[0]
+        if last != n_changes or self._rows("SELECT * FROM totals") != [(total, n_changes, changes)]:
+            raise self._damaged("samples or changes are missing")
 
-    def _check_columns(self, records: Sequence[tuple[Any, ...]]) -> None:
-        """Raise if ids, labels or groups are of another type than those in the store, or only some have groups."""
-        ids, _, _, labels, groups, *_ = zip(*records, strict=True)
-        self._check_type("id", ids, "outputs.ids")
-        self._check_type("label", labels, "labels")
-        known = self._rows('SELECT "group" IS NOT NULL FROM samples LIMIT 1')
-        if known and known[0][0] != (groups[0] is not None):
-            expected = "must be given, as in the store" if known[0][0] else "must be left out, as in the store"
-            raise InvalidInputError("outputs.groups", expected, got="None" if known[0][0] else "groups")
-        self._check_type('"group"', groups, "outputs.groups")
+    def _check_record(self, record: Record) -> None:
+        """Raise if a record, which ends with its checksum, is not as it was written."""
+        if _checksum(record[:-1]) != record[-1]:
+            raise self._damaged(f"the checksum of the sample in row {record[0]} does not match")
 
-    def _check_type(self, column: str, values: Sequence[Any], name: str) -> None:
-        """Raise if the values of a column are text in the store and numbers now, or the other way round."""
-        new = {isinstance(value, str) for value in values if value is not None}
-        known = self._rows(f"SELECT typeof({column}) FROM samples WHERE {column} IS NOT NULL LIMIT 1")
-        text = bool(known) and known[0][0] == "text"
-        if known and new and new != {text}:
-            kinds = ("text", "numbers") if text else ("numbers", "text")
-            raise InvalidInputError(name, f"must be {kinds[0]}, as in the store", got=kinds[1])
+    def _seal(self, name: Any) -> None:
+        """Store the checksum of a sample that was added or changed, as it reads now; the change is logged."""
+        record = self._rows(f"SELECT {COLUMNS} FROM samples WHERE id = ?", (name,))[0]
+        self._rows("UPDATE samples SET checksum = ? WHERE row = ?", (_checksum(record), record[0]))
+
+    def _read(self, condition: str, values: Sequence[Any] = ()) -> list[Record]:
+        """Return the records of samples that fulfil a condition, checked and without their checksums."""
+        records = self._rows(f"SELECT {COLUMNS}, checksum FROM samples WHERE {condition}", values)
+        for record in records:
+            self._check_record(record)
+        return [record[:-1] for record in records]
+
+    def _select(self, labelled: bool, version: str | None, after: int, limit: int = -1) -> list[Record]:
+        conditions = "row > ? AND (? IS NULL OR version = ?)" + (" AND label IS NOT NULL" if labelled else "")
+        return self._read(f"{conditions} ORDER BY row LIMIT ?", (after, version, version, limit))
+
+    def _check_kinds(self, record: Record) -> None:
+        """Raise if the columns of new samples, of which this is the first, are of other kinds than in the store."""
+        names = ("ids", "embeddings", "logits", "groups")
+        known = self._rows('SELECT id, embedding, logits, "group" FROM samples LIMIT 1')
+        for name, old, new in zip(names, known[0], (*record[:3], record[4]), strict=True) if known else ():
+            if _kind(old) != _kind(new):
+                raise InvalidInputError(f"outputs.{name}", f"must be {_kind(old)}, as in the store", got=_kind(new))
+        self._check_label(record[3])
+
+    def _check_label(self, label: Any) -> None:
+        """Raise if labels, of which this is the first, are text in the store and numbers now, or the other way."""
+        known = self._rows("SELECT label FROM samples WHERE label IS NOT NULL LIMIT 1")
+        if known and label is not None and _kind(known[0][0]) != _kind(label):
+            raise InvalidInputError("labels", f"must be {_kind(known[0][0])}, as in the store", got=_kind(label))
 
     def _new_ids(self, n_samples: int) -> list[Any]:
         """Return ids that no sample of the store has, of the type of the others; inside a transaction."""
@@ -337,19 +444,169 @@ class CalibrationStore(StoreFile):
         if largest is None or isinstance(largest, str):
             return [uuid.uuid4().hex for _ in range(n_samples)]
         first = max(int(largest) + 1, 0)
-        if first + n_samples - 1 > LARGEST_INTEGER:
-            expected = f"must be given, since there are none left above {largest}"
-            raise InvalidInputError("outputs.ids", expected)
+        if first + n_samples - 1 > MAX_INTEGER:
+            raise InvalidInputError("outputs.ids", f"must be given, since there are none left above {largest}")
         return list(range(first, first + n_samples))
 
+    def _each(self, query: str, values: Sequence[Any] = ()) -> Iterator[Record]:
+        """Yield the rows of a statement. While it is open, another process's writes are not seen."""
+        with self._lock:
+            try:
+                yield from self._database.execute(query, values)
+            except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may hold a part of a damaged file
+                raise self._explained(error) from error
 
-def check_version(version: Any) -> str | None:
+    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Record]:
+        """Run a statement and return all of its rows, read before another thread may use the connection."""
+        return list(self._each(query, values))
+
+    def _number(self, query: str) -> int:
+        return int(self._rows(query)[0][0])
+
+    @property
+    def _in_transaction(self) -> bool:
+        return not self._is_closed and self._database.in_transaction
+
+    @contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        """Do all or nothing, alone among writers; inside another transaction, as a part of it."""
+        with self._lock:
+            is_part = self._in_transaction
+            self._rows("SAVEPOINT part" if is_part else f"BEGIN {kind}")
+            try:
+                yield
+                self._rows("RELEASE part" if is_part else "COMMIT")
+            except BaseException:
+                if self._in_transaction:  # SQLite may have rolled back by itself
+                    for statement in ("ROLLBACK TO part", "RELEASE part") if is_part else ("ROLLBACK",):
+                        self._rows(statement)
+                raise
+
+    def _explained(self, error: Exception) -> KcalError:
+        """Return an error of SQLite as one of kcal."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if self._is_closed:
+            return InvalidInputError("store", "is closed", remedy="Open it again.")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreBusyError(f"Another process holds the store {self.path}. Try again later.")
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+            return self._unusable(error)
+        if code == sqlite3.SQLITE_CORRUPT:
+            return self._damaged(str(error))
+        return FileFormatError(f"{self.path} is not a calibration store, or cannot be used ({error}).")
+
+    def _damaged(self, what: str) -> FileFormatError:
+        remedy = "Restore it from a backup, or delete it and append the samples to a new store."
+        return FileFormatError(f"{self.path} is damaged: {what}. {remedy}")
+
+    def _unusable(self, error: Exception) -> InvalidInputError:
+        expected = "must be a file that can be written, in a folder in which files can be made"
+        return InvalidInputError("path", expected, got=f"{self.path} ({error})")
+
+
+def _checksum(record: Record) -> int:
+    """Return the checksum of a sample, a number below 2**62: of the values of all columns, and of their types."""
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(repr([len(value) if isinstance(value, bytes) else value for value in record]).encode())
+    for value in record:
+        if isinstance(value, bytes):
+            digest.update(value)
+    return int.from_bytes(digest.digest(), "big") % MODULUS
+
+
+def _kind(value: Any) -> str:
+    """Return what the values of a column are, by one of them."""
+    if value is None:
+        return "left out"
+    if isinstance(value, bytes):
+        return f"matrices of {len(value) // 4:,} columns"  # single precision
+    return "text" if isinstance(value, str) else "numbers"
+
+
+def _columns_of(outputs: ClassifierOutputs, times: Any) -> list[list[Any]]:
+    """Return the values of the columns of new samples, from the embedding to the time."""
+    if not isinstance(outputs, ClassifierOutputs):
+        raise InvalidInputError("outputs", "must be a kcal.ClassifierOutputs", got=shown(outputs))
+    matrices = {name: _blobs(getattr(outputs, name), name) for name in ("embeddings", "logits")}
+    given = {name: blobs for name, blobs in matrices.items() if blobs is not None}
+    if not given:
+        raise InvalidInputError("outputs", "must have embeddings or logits", got="neither")
+    n_samples = len(next(iter(given.values())))
+    for name, blobs in given.items():
+        if len(blobs) != n_samples:
+            raise InvalidInputError(f"outputs.{name}", f"must have {n_samples:,} rows", got=f"{len(blobs):,}")
+    none = [None] * n_samples
+    labels, groups, weights = outputs.labels, outputs.groups, outputs.weights
+    if groups is not None:
+        check_groups(groups, n_samples)
+    if weights is not None:
+        check_weights(weights, n_samples)  # scaled there, as given here
+    moments = np.full(n_samples, time.time()) if times is None else np.asarray(times, dtype=np.float64)
+    if moments.shape != (n_samples,) or not np.isfinite(moments).all():
+        raise InvalidInputError("times", f"must be {n_samples:,} finite numbers", got=shown(times))
+    return [
+        *(none if blobs is None else blobs for blobs in matrices.values()),
+        none if labels is None else _plain_labels(labels, n_samples),
+        none if groups is None else np.asarray(groups).tolist(),
+        [1.0] * n_samples if weights is None else np.asarray(weights, dtype=np.float64).tolist(),
+        moments.tolist(),
+    ]
+
+
+def _blobs(matrix: Any, name: str) -> list[bytes] | None:
+    """Return the rows of a matrix as they are stored: in single precision, little endian."""
+    if matrix is None:
+        return None
+    checked = check_matrix(matrix, f"outputs.{name}", logits=name == "logits").cpu().float().numpy()
+    return [row.astype("<f4").tobytes() for row in checked]
+
+
+def _matrix(blobs: Sequence[bytes | None]) -> NDArray[np.float32] | None:
+    present = [blob for blob in blobs if blob is not None]
+    if len(present) < len(blobs):
+        return None
+    return np.frombuffer(b"".join(present), dtype="<f4").reshape(len(present), -1).astype(np.float32)
+
+
+def _as_samples(records: Sequence[Record]) -> StoredSamples:
+    """Return records as arrays; labels are objects if some are missing, and None if all are."""
+    if not records:
+        raise InvalidInputError("store", "must hold samples with labels", got="none")
+    rows, ids, embeddings, logits, labels, groups, weights, times, versions = zip(*records, strict=True)
+    missing = labels.count(None)
+    outputs = ClassifierOutputs(
+        embeddings=_matrix(embeddings),
+        logits=_matrix(logits),
+        labels=None if missing == len(labels) else np.array(labels, dtype=object if missing else None),
+        groups=None if groups[0] is None else np.array(groups),
+        weights=None if set(weights) == {1.0} else np.array(weights),
+        ids=np.array(ids),
+    )
+    return StoredSamples(outputs, np.array(rows, dtype=np.int64), np.array(times), np.array(versions))
+
+
+def _plain_ids(ids: Any, n_samples: int) -> list[Any]:
+    """Return ids as Python's text or integers, which SQLite can hold."""
+    checked = check_ids(ids, n_samples)
+    names = checked.tolist() if checked.dtype.kind == "U" else [int(name) for name in checked.tolist()]
+    for given, name in zip(checked.tolist(), names, strict=True):
+        if given != name or (isinstance(name, int) and abs(name) > MAX_INTEGER):
+            raise InvalidInputError("ids", "must be text or integers below 2**63", got=str(given))
+    return list(names)
+
+
+def _plain_labels(labels: Any, n_samples: int) -> list[Any]:
+    """Return labels as Python's text or numbers; booleans become 0 and 1."""
+    checked = check_labels(labels, n_samples, "labels")
+    return list((checked.astype(np.int64) if checked.dtype.kind == "b" else checked).tolist())
+
+
+def _check_version(version: Any) -> str | None:
     """Return a model version, or None for any."""
     if not (version is None or isinstance(version, str)):
         raise InvalidInputError("version", "must be text", got=shown(version))
     return version
 
 
-def unknown_id(name: Any) -> InvalidInputError:
-    """Return the error for an id that no sample has."""
+def _unknown_id(name: Any) -> InvalidInputError:
     return InvalidInputError("ids", "must be ids of samples in the store", got=repr(name))

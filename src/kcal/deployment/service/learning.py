@@ -23,8 +23,7 @@ from kcal.deployment.service.inference import ServedModel
 from kcal.deployment.service.state_file import StateFile
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError
-from kcal.persistence import CalibrationStore
-from kcal.persistence.store_file import StoreBusyError
+from kcal.persistence import CalibrationStore, StoreBusyError
 
 logger = logging.getLogger("kcal.service")
 

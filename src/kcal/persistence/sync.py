@@ -1,4 +1,4 @@
-"""A calibrator that follows a store: what is appended, corrected and deleted there reaches it."""
+"""A calibrator in sync with a store: what is appended, corrected and deleted there reaches it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.calibrators import Calibrator, update_on
-from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, warn
 from kcal.validation import check_number, shown
 
 if TYPE_CHECKING:
-    from kcal.persistence.store import CalibrationStore
-    from kcal.persistence.stored_samples import StoredSamples
+    from kcal.persistence.store import CalibrationStore, StoredSamples
 
 
-class Follower:
+class StoreSync:
     """Keeps the samples of a calibrator those of a store; made by :meth:`CalibrationStore.follow`.
 
     A sample of the calibrator is known by its id and by the row of the store that it came from: an id that was deleted
-    and appended again is another sample. A sample that is not in the store is forgotten, so that a deletion reaches the
+    and appended again is another sample. A sample that is not in the store is forgotten. A deletion thus reaches the
     calibrator although the store keeps nothing of what was deleted, not even its id. With ``keep_others`` a sample that
     was never in the store stays; one that was deleted before the first update cannot be told from it.
 
@@ -55,15 +53,14 @@ class Follower:
         self.calibrator: Any = calibrator
         self.store, self.every, self.keep_others = store, every, keep_others
         self.classes, self.version = classes, version
-        self._versions: set[str] = set()  # of the samples so far
         self.since = 0
         """Number of the last change of the store that the calibrator has seen."""
-        self._check_calibrator()
-        self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self.error: Exception | None = None
         """Error of the latest update by the thread; None if it succeeded."""
+        self._versions: set[str] = set()  # of the samples so far
+        self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
+        self._stop, self._thread = threading.Event(), threading.Thread()
+        self._check_calibrator()
 
     def update(self, *, search: bool = True) -> int:
         """Apply what changed in the store since the last call; return the number of samples that changed.
@@ -73,29 +70,25 @@ class Follower:
         """
         self._check_calibrator()
         samples, deleted, last = self.store.changes(self.since, version=self.version)
-        if samples is not None and not set(samples.versions.tolist()) <= self._versions:
-            self._versions |= set(samples.versions.tolist())
-            self.store.warn_of_versions(self._versions, self.version)
-        unchanged: set[Any] = set()
-        if self.since == 0:
-            unchanged = self._adopt(samples)
+        self._warn_new_versions(samples)
+        unchanged = self._adopt(samples) if self.since == 0 else set()
         gone, erased = self._deleted(set(deleted.tolist()))
         self._rows = {name: row for name, row in self._rows.items() if name not in erased}
         is_majority = self._is_fitted and 2 * len(gone) > len(self.calibrator.current_ids_)
-        if not is_majority:
-            self._forget(gone, erased)
+        if erased and not is_majority:
+            self._forget(gone)
         taken = set() if samples is None else self._take(samples, unchanged)
-        if is_majority:  # afterwards, so that predictions never want for samples
-            self._forget(gone - taken, erased)
+        if erased and is_majority:  # afterwards: predictions never lack samples
+            self._forget(gone - taken)
         self.since = last
         if self._is_fitted:
             with suppress(KcalError):  # too few samples may be left: then predictions raise
-                self.calibrator.refresh(search=False)  # so that no reader has to, nor waits for a search
+                self.calibrator.refresh(search=False)  # no reader has to, nor waits for a search
                 self.calibrator.refresh(search=search)
         return len(gone | taken)
 
     def _check_calibrator(self) -> None:
-        """Raise if the calibrator is fitted and cannot be updated, or if its samples are none of the store."""
+        """Raise if the calibrator is fitted and cannot be updated, or if its samples are not of the store."""
         if not self._is_fitted:
             return
         _ = self.calibrator.has_groups_  # raises if the samples cannot be updated
@@ -104,23 +97,30 @@ class Follower:
             remedy = "Fit it with store.fit(calibrator), or pass ids= to fit."
             raise InvalidInputError("calibrator", expected, got="one that was fitted without ids", remedy=remedy)
 
+    def _warn_new_versions(self, samples: StoredSamples | None) -> None:
+        versions = set() if samples is None else set(samples.versions.tolist())
+        if not versions <= self._versions:
+            self._versions |= versions
+            self.store.warn_of_versions(self._versions, self.version)
+
     def _adopt(self, samples: StoredSamples | None) -> set[Any]:
         """Find the rows of the samples that a fitted calibrator has; return the ids of those with the same labels."""
         self._rows = {}
         if samples is None or not self._is_fitted:
             return set()
-        names, known = _names(samples), set(self.calibrator.current_ids_)
-        is_known = np.array([name in known for name in names])
+        own = self.calibrator.samples_
+        labels = dict(zip(own.ids.tolist(), own.labels.tolist(), strict=True))
+        names = samples.outputs.ids.tolist()
+        is_known = np.array([name in labels for name in names])
         same = is_known & self.calibrator.was_fitted_on(samples.outputs.matrix(self.calibrator.inputs))
         kept = same | (self._evicted(samples, same) & ~is_known)
         self._rows = {name: row for name, row, keep in zip(names, samples.rows.tolist(), kept, strict=True) if keep}
-        labels = self._labels()
-        given = zip(names, np.asarray(samples.outputs.labels).tolist(), strict=True)
+        given = zip(names, samples.outputs.labels.tolist(), strict=True)
         return {name for name, label in given if name in labels and labels[name] == label}
 
     def _evicted(self, samples: StoredSamples, same: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return which samples are older than the oldest that the calibrator has, of all or of their class."""
-        options, rows, labels = self.calibrator.updates, samples.rows, np.asarray(samples.outputs.labels)
+        options, rows, labels = self.calibrator.updates, samples.rows, samples.outputs.labels
         evicted = np.zeros(len(rows), dtype=np.bool_)
         if options is None or not same.any():
             return evicted
@@ -132,11 +132,6 @@ class Follower:
                 evicted |= of_class & (rows < rows[of_class & same].min())
         return evicted
 
-    def _labels(self) -> dict[Any, Any]:
-        """Return the label of each sample of the calibrator, by id."""
-        samples = self.calibrator.samples_
-        return dict(zip(samples.ids.tolist(), samples.labels.tolist(), strict=True))
-
     def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
         """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
         if not self._is_fitted or not (rows or self.since == 0):
@@ -145,22 +140,21 @@ class Follower:
         gone = {name for name in self.calibrator.current_ids_ if self._rows.get(name) in absent}
         return gone, gone | {name for name, row in self._rows.items() if row in rows}
 
-    def _forget(self, gone: set[Any], erased: set[Any]) -> None:
+    def _forget(self, gone: set[Any]) -> None:
         """Forget samples, and every trace of those that were evicted or replaced."""
-        if erased:
-            self.calibrator.forget([name for name in self.calibrator.current_ids_ if name in gone])
+        self.calibrator.forget([name for name in self.calibrator.current_ids_ if name in gone])
 
     def _take(self, samples: StoredSamples, unchanged: set[Any]) -> set[Any]:
         """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
-        names, rows = _names(samples), samples.rows.tolist()
+        names, rows = samples.outputs.ids.tolist(), samples.rows.tolist()
         known = set(self.calibrator.current_ids_) if self._is_fitted else set()
         is_new = np.array([self._rows.get(name) != row for name, row in zip(names, rows, strict=True)])
         corrected = ~is_new & np.array([name in known and name not in unchanged for name in names])
         if corrected.any():
-            chosen = _some(samples.outputs, corrected)
+            chosen = samples.outputs.select(corrected)
             self.calibrator.correct(chosen.ids, chosen.labels)
         if is_new.any():
-            update_on(self.calibrator, _some(samples.outputs, is_new), classes=self.classes)
+            update_on(self.calibrator, samples.outputs.select(is_new), classes=self.classes)
             _ = self.calibrator.has_groups_  # raises if the fit left no samples that can be updated
             self._rows |= {name: row for name, row, new in zip(names, rows, is_new, strict=True) if new}
         return {name for name, changed in zip(names, is_new | corrected, strict=True) if changed}
@@ -174,7 +168,7 @@ class Follower:
         self.error = None
         if self.every is not None:
             self._stop.clear()
-            self._thread = threading.Thread(target=self._run, name="kcal-follower", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="kcal-sync", daemon=True)
             self._thread.start()
         return self
 
@@ -186,25 +180,12 @@ class Follower:
             except Exception as error:  # kept, and raised where the context ends if it lasts
                 is_first, self.error = self.error is None, error
                 if is_first:
-                    self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        with suppress(KcalWarning):  # where warnings are errors, they must not end the thread
-            warn(f"A follower could not update its calibrator, and tries again: {error}", KcalWarning)
+                    with suppress(KcalWarning):  # where warnings are errors, they must not end the thread
+                        warn(f"A sync could not update its calibrator, and tries again: {error}", KcalWarning)
 
     def __exit__(self, *error: object) -> None:
         self._stop.set()
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
         if self.error is not None and error[0] is None:
             raise self.error
-
-
-def _names(samples: StoredSamples) -> list[Any]:
-    names: list[Any] = np.asarray(samples.outputs.ids).tolist()
-    return names
-
-
-def _some(samples: ClassifierOutputs, chosen: NDArray[np.bool_]) -> ClassifierOutputs:
-    parts = {name: np.asarray(values)[chosen] for name, values in vars(samples).items() if values is not None}
-    return ClassifierOutputs(**parts)

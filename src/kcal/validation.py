@@ -1,0 +1,662 @@
+"""The border: arrays, labels, groups, weights and options, checked once for calibrators, metrics and the command line.
+
+Embeddings and logits become tensors (:func:`check_matrix`); probabilities, labels, weights and ids numpy arrays. torch
+and scikit-learn are loaded only where they are needed: ``import kcal.metrics`` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache, partial
+from math import inf, isfinite
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.errors import InvalidInputError, MissingExtraError, RepresentationWarning, warn
+
+if TYPE_CHECKING:
+    import torch
+
+ALMOST_ZERO = 1e-12
+"""Probabilities are never smaller than this inside a logarithm."""
+LARGEST = 1e18
+"""Larger magnitudes are errors: their squares, and sums of these, must stay far from overflow in float32."""
+MAX_LOGIT = 1e15
+"""Logits are clipped to this magnitude: masks such as ``finfo(float32).min`` are common, and change nothing more."""
+LARGEST_WEIGHT_RATIO = 1e9
+"""A positive weight may differ from their mean by this factor; beyond it, sums lose their precision."""
+SUM_TOLERANCE = 1e-3
+"""By how much the sum of probabilities may differ from 1."""
+HALF_PRECISION_SUM_TOLERANCE = 1e-2
+"""The same in half precision, which rounds every entry by up to 1 part in 500 (bfloat16)."""
+MIN_ROWS_TO_WARN = 10
+"""Fewer rows of logits that look like probabilities may do so by chance."""
+MAX_SHOWN = 80
+"""Characters of a value in an error message."""
+FINGERPRINT_ROWS = 4096
+"""Rows of which fingerprints are computed at once: they take several times the memory of the rows."""
+
+_EMBEDDINGS = "Extract the embeddings first: pass the output of the penultimate layer for each sample, an (n, h) array."
+_LOGITS = "Run the network first: pass its logits, (n, n_classes)."
+_NOT_FINITE = "Remove such rows, or correct what computed them."
+
+
+class NotNumbersError(InvalidInputError, TypeError):
+    """Raise for entries that are not numbers: a TypeError too, which scikit-learn's own checks look for."""
+
+
+# ---------------------------------------------------------------- conversion to numpy
+
+
+def is_tensor(values: Any) -> TypeGuard[torch.Tensor]:
+    """Return whether ``values`` is a torch tensor, without importing torch."""
+    torch_module = sys.modules.get("torch")
+    return torch_module is not None and isinstance(values, torch_module.Tensor)
+
+
+def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a detached tensor whose memory holds its values; raise unless it is dense and of real numbers."""
+    unreadable = tensor.is_nested or tensor.is_meta or tensor.is_quantized or tensor.is_complex()
+    if unreadable or str(tensor.layout) != "torch.strided" or (tensor.is_floating_point() and tensor.itemsize == 1):
+        got = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
+        raise InvalidInputError(name, "must be a dense tensor of real numbers", got=got)
+    return tensor.detach().resolve_neg()
+
+
+def to_array(values: Any, name: str) -> NDArray[Any]:
+    """Return a sequence, array, tensor or pandas object as a numpy array (bfloat16 as float32)."""
+    _raise_if_masked(values, name)
+    if is_tensor(values):
+        tensor = plain_tensor(values, name).cpu()
+        return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
+    if isinstance(values, list | tuple) and any(isinstance(value, str) for value in values):
+        values = np.array(values, dtype=object)  # otherwise numpy converts every entry to text
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise InvalidInputError(name, "must be an array, a tensor or a list", remedy=_sentence(error)) from error
+    if array.ndim == 0 and array.dtype.kind == "O":
+        raise InvalidInputError(name, "must be an array, a tensor or a list", got=shown(values))
+    if array.dtype.kind in "OT" and array.size and all(isinstance(value, str) for value in array.flat):
+        return array.astype(object).astype(str)  # T are numpy's strings of variable length
+    return array
+
+
+def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
+    """Return an array of real numbers in float32 or float64; half precision becomes float32, integers float64."""
+    _raise_if_masked(values, name)
+    options: dict[str, Any] = {"ensure_all_finite": False, "ensure_min_samples": 0, "ensure_min_features": 0}
+    try:
+        if hasattr(values, "to_numpy") or hasattr(values, "toarray"):  # tables, and sparse matrices, which raise
+            from sklearn.utils import check_array
+
+            array = check_array(values, dtype=None, ensure_2d=False, allow_nd=True, input_name=name, **options)
+        else:
+            array = to_array(values, name) if is_tensor(values) else np.asarray(values)
+        if array.dtype.kind not in "biuf":
+            _raise_unless_numbers(array, name)
+        if array.dtype in (np.float32, np.float64):
+            return np.asarray(array)
+        return np.asarray(array, dtype=np.float32 if array.dtype == np.float16 else np.float64)
+    except InvalidInputError:
+        raise
+    except (ValueError, TypeError, OverflowError, AttributeError) as error:
+        raise NotNumbersError(name, "must be an array of numbers", remedy=_sentence(error)) from error
+
+
+def _raise_unless_numbers(array: NDArray[Any], name: str) -> None:
+    """Raise for text, also if it reads as numbers, and for times, of which float() makes numbers."""
+    unsuitable = (str, bytes, np.datetime64, np.timedelta64)
+    wrong = next((value for value in array.flat if isinstance(value, unsuitable)), None)
+    if array.dtype.kind != "O" or wrong is not None:
+        got = f"text, {wrong[:60]!r}" if isinstance(wrong, str) else str(array.dtype)
+        convert = f"Convert it with {name}.astype(float), or leave such columns out."
+        remedy = "Complex data not supported." if array.dtype.kind == "c" else convert
+        raise InvalidInputError(name, "must be real numbers", got=got, remedy=remedy)
+
+
+def _raise_if_masked(values: Any, name: str) -> None:
+    parts = values if isinstance(values, list | tuple) else (values,)
+    if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
+        remedy = "Fill them or remove their samples."
+        raise InvalidInputError(name, "must not have masked entries", got="a masked array", remedy=remedy)
+
+
+def _sentence(error: Exception) -> str:
+    """Return the message of a foreign error, shortened to one sentence."""
+    return f"{' '.join(str(error).split())[:200].rstrip('.')}."
+
+
+# ---------------------------------------------------------------- matrices
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """The kind of array that a caller passed, so that the result can be of the same kind."""
+
+    is_torch: bool
+    device: torch.device
+    dtype: torch.dtype
+
+    def give_back(self, tensor: torch.Tensor) -> Any:
+        """Return ``tensor`` as the kind of array that came in (numpy or torch, same device, same precision)."""
+        tensor = tensor.detach().to(dtype=self.dtype)
+        return tensor.to(self.device) if self.is_torch else tensor.cpu().numpy()
+
+
+def kind_of(values: Any, checked: torch.Tensor) -> ArrayKind:
+    """Return the kind of array of ``values``; ``checked`` is what :func:`check_matrix` made of them."""
+    return ArrayKind(is_tensor(values), checked.device, checked.dtype)
+
+
+def computing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the precision to compute in: half precision computes in float32, integers in float64."""
+    import torch
+
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16, torch.float32) else torch.float64
+
+
+def check_matrix(
+    values: Any, name: str = "X", *, columns: int | None = None, owner: str = "", logits: bool = False
+) -> torch.Tensor:
+    """Return ``values`` (n, h) as a finite float tensor, without a copy where none is needed.
+
+    ``columns`` is the number of columns that ``owner``, a calibrator, expects. Finite logits of any size are accepted,
+    and clipped to ±1e15; one-dimensional ones, of a classifier with two classes, become a column (see
+    :func:`check_scores`) unless more columns are expected.
+    """
+    remedy = _LOGITS if logits else _EMBEDDINGS
+    is_dataset = any(kind.__module__.startswith("torch.utils.data") for kind in type(values).__mro__)
+    if values is None or isinstance(values, Iterator) or is_dataset:
+        raise InvalidInputError(name, "must be an array, a tensor or a list", got=shown(values), remedy=remedy)
+    tensor = plain_tensor(values, name) if is_tensor(values) else _shared_tensor(to_numbers(values, name))
+    if tensor.ndim == 1 and logits and columns in (None, 1):
+        tensor = tensor[:, None]
+    if tensor.ndim != 2:
+        expected, got = "must have two dimensions (samples, features)", f"shape {tuple(tensor.shape)}"
+        reshape = f"Reshape your data: {name}.reshape(1, -1) is one sample, {name}.reshape(-1, 1) one feature."
+        raise InvalidInputError(name, expected, got=got, remedy=remedy if tensor.ndim > 2 else reshape)
+    for count, noun in zip(tensor.shape, ("sample", "feature"), strict=True):
+        if count == 0:
+            got = f"0 {noun}(s) (shape={tuple(tensor.shape)}) while a minimum of 1 is required"
+            raise InvalidInputError(name, "must not be empty", got=got)
+    if columns is not None and tensor.shape[1] != columns:
+        expected = f"has {tensor.shape[1]} features, but {owner or 'this'} is expecting {columns} features as input"
+        raise InvalidInputError(name, expected)
+    return _bounded(tensor.to(computing_dtype(tensor.dtype)), name, logits=logits)
+
+
+def _shared_tensor(array: NDArray[np.floating[Any]]) -> torch.Tensor:
+    import torch
+
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))  # torch can only share writable memory in native order
+    return torch.from_numpy(array)
+
+
+def _bounded(tensor: torch.Tensor, name: str, *, logits: bool) -> torch.Tensor:
+    """Return the tensor, clipped if it holds logits; raise if an entry is not finite or too large."""
+    import torch
+
+    lowest, highest = (float(end) for end in torch.aminmax(tensor))  # NaN if there is any
+    bound = MAX_LOGIT if logits else LARGEST
+    if -bound <= lowest <= highest <= bound:
+        return tensor
+    if not -inf < lowest <= highest < inf:
+        row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
+        got = f"{'NaN' if bool(torch.isnan(tensor[row]).any()) else 'infinity'} at row {row}"
+        raise InvalidInputError(name, "must be finite, without NaN or inf", got=got, remedy=_NOT_FINITE)
+    if logits:
+        return tensor.clamp(-bound, bound)
+    got = f"a magnitude of {max(-lowest, highest):.3g}"
+    raise InvalidInputError(name, f"must have no numbers beyond {LARGEST:g}", got=got, remedy="Scale it down.")
+
+
+def check_scores(values: Any, checked: torch.Tensor, representation: str, name: str = "X") -> torch.Tensor:
+    """Return logits or probabilities with one column per class, (n, n_classes); raise if probabilities are invalid.
+
+    Of the second of two classes one column suffices: a logit z is its log-odds, [0, z], a probability p is [1 − p, p].
+    ``checked`` is what :func:`check_matrix` made of ``values``.
+    """
+    if representation == "probabilities":
+        remedy = 'If these are logits, set the representation to "logits".'
+        _check_distributions(checked.cpu().numpy(), name, _sum_tolerance(values), remedy)
+    return _with_both_classes(checked, representation)
+
+
+def unchecked_logits(logits: torch.Tensor, representation: str) -> torch.Tensor:
+    """Return logits, (n, n_columns) or (n,), as :func:`check_matrix` and :func:`check_scores`, without their checks."""
+    import torch
+
+    # Not clamp: of two of them in double precision the ONNX exporter makes a graph that cannot be loaded.
+    rows = torch.nn.functional.hardtanh(logits.to(computing_dtype(logits.dtype)), -MAX_LOGIT, MAX_LOGIT)
+    return _with_both_classes(rows[:, None] if rows.ndim == 1 else rows, representation)
+
+
+def _with_both_classes(rows: torch.Tensor, representation: str) -> torch.Tensor:
+    import torch
+
+    if rows.shape[1] != 1:
+        return rows
+    return torch.cat([torch.zeros_like(rows) if representation == "logits" else 1 - rows, rows], dim=1)
+
+
+def check_probs(probs: Any, name: str = "probs", *, n_classes: int | None = None) -> NDArray[np.floating[Any]]:
+    """Return probabilities (n_samples, n_classes), whose rows sum to 1, as float32 or float64.
+
+    One-dimensional ones, or a single column, are those of the second of two classes: p becomes [1 − p, p]. Where the
+    classes are known to be more, this is an error.
+    """
+    array = to_numbers(probs, name)
+    if array.ndim not in (1, 2) or (array.ndim == 1 and n_classes not in (None, 2)):
+        expected = "must be a matrix (n_samples, n_classes), or (n_samples,) for the second of two classes"
+        raise InvalidInputError(name, expected, got=f"shape {array.shape}", remedy="One row is [[…]].")
+    if 0 in array.shape:
+        raise InvalidInputError(name, "must have a row for each sample, a column for each class", got=str(array.shape))
+    rows = array[:, None] if array.ndim == 1 else array
+    _check_distributions(rows, name, _sum_tolerance(probs), "If these are logits, pass their softmax.")
+    return np.hstack([1 - rows, rows]) if rows.shape[1] == 1 else rows
+
+
+def _check_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance: float, remedy: str) -> None:
+    """Raise on the first row that is not a probability vector, or not a probability if there is one column."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = probs.sum(axis=1, dtype=np.float64)  # (n_samples,), NaN or infinite where an entry is
+        proper = (sums <= 1) if probs.shape[1] == 1 else np.abs(sums - 1) <= tolerance
+        proper &= probs.min(axis=1) >= 0
+    if proper.all():
+        return
+    row = int(np.argmin(proper))
+    wrong = ~np.isfinite(probs[row]) | (probs[row] < 0)
+    column = int(np.argmax(wrong))
+    got = f"{probs[row, column]:.6g} at row {row}, column {column}"
+    if not np.isfinite(probs[row, column]):
+        raise InvalidInputError(name, "must be finite", got=got, remedy=_NOT_FINITE)
+    expected = f"must hold probabilities that sum to 1 within {tolerance:g}"
+    if probs.shape[1] == 1:
+        expected = "must be probabilities of the second class, from 0 to 1"
+        remedy = remedy.replace("softmax", "sigmoid")
+    elif wrong.any():
+        expected = "must not be negative"
+    else:
+        got, remedy = f"a sum of {sums[row]:.6g} at row {row}", f"{remedy} Otherwise divide each row by its sum."
+    raise InvalidInputError(name, expected, got=got, remedy=remedy)
+
+
+def _sum_tolerance(values: Any) -> float:
+    is_half = str(getattr(values, "dtype", "")).endswith("float16")
+    return HALF_PRECISION_SUM_TOLERANCE if is_half else SUM_TOLERANCE
+
+
+def look_like_probabilities(rows: torch.Tensor) -> bool:
+    """Return whether rows, (n, n_classes), are numbers from 0 to 1 that sum to 1: only ever a reason to warn."""
+    if rows.min() < 0 or rows.max() > 1:
+        return False
+    return bool(((rows.double().sum(dim=1) - 1).abs() <= SUM_TOLERANCE).all())
+
+
+def warn_of_probabilities(rows: torch.Tensor, representation: str, name: str = "X") -> None:
+    """Warn if what was passed as logits, (n, n_classes), looks like the output of a softmax or a sigmoid."""
+    if representation != "logits" or len(rows) < MIN_ROWS_TO_WARN:
+        return
+    is_column = rows.shape[1] == 2 and not bool(rows[:, 0].any()) and rows.min() >= 0 and rows.max() <= 1
+    if is_column or look_like_probabilities(rows):  # one column of logits was completed by zeros
+        what = "" if is_column else ", and its rows sum to 1"
+        message = f"{name} was passed as logits, but all of it lies between 0 and 1{what}: it looks like probabilities."
+        warn(message, RepresentationWarning, remedy='Pass representation="probabilities" if it is.')
+
+
+def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
+    """Return a 64-bit fingerprint per row; equal rows agree whatever their precision, others practically never."""
+    starts = range(0, len(matrix), FINGERPRINT_ROWS)
+    return np.concatenate([_fingerprints(matrix[s : s + FINGERPRINT_ROWS].detach().cpu()) for s in starts])
+
+
+def _fingerprints(exact: torch.Tensor) -> NDArray[np.uint64]:
+    values = exact.float().numpy() + np.float32(0.0)  # −0.0 becomes 0.0
+    bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+    if exact.itemsize == 8:  # numbers that underflow or overflow in single precision contribute their own bits
+        wide = np.ascontiguousarray(exact.numpy())
+        beyond = np.isinf(values) | ((values == 0) & (wide != 0))
+        bits[beyond] = wide[beyond].view(np.uint64)
+    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * _fingerprint_multipliers(exact.shape[1])
+    mixed ^= mixed >> np.uint64(29)
+    result: NDArray[np.uint64] = (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
+    return result
+
+
+@lru_cache(maxsize=16)
+def _fingerprint_multipliers(columns: int) -> NDArray[np.uint64]:
+    generator = np.random.default_rng([0x6B63616C, columns])
+    return generator.integers(1, 2**63, size=columns, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+# ---------------------------------------------------------------- labels, groups, weights, ids
+
+
+def raise_where(condition: NDArray[np.bool_], array: NDArray[Any], name: str, expected: str, remedy: str = "") -> None:
+    """Raise if a condition holds for any entry of a vector; the message shows the first of them."""
+    if condition.any():
+        row = int(np.argmax(condition))
+        raise InvalidInputError(name, expected, got=f"{array[row]} at row {row}", remedy=remedy)
+
+
+refuse_where = raise_where
+
+
+def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
+    """Return ``labels`` as a one-dimensional numpy array of ``n_samples`` class labels: text or numbers."""
+    if labels is None:
+        raise InvalidInputError(name, "is required: kcal requires y to be passed, but the target y is None")
+    array = to_array(labels, name)
+    if array.ndim == 2 and array.shape[1] == 1:
+        from sklearn.exceptions import DataConversionWarning
+
+        message = (
+            f"A column-vector {name} was passed when a 1d array was expected. "
+            f"Please change the shape of {name} to (n_samples, ), for example using ravel()."
+        )
+        warn(message, DataConversionWarning)
+        array = array.ravel()
+    array = _storable(_vector(array, n_samples, name), name)
+    if array.dtype.kind == "f":
+        raise_where(array % 1 != 0, array, name, "must be class labels", "Unknown label type: continuous.")
+    return array
+
+
+def check_columns(labels: Any, n_samples: int, n_classes: int) -> NDArray[np.intp]:
+    """Return labels that are indices of the columns, 0 to n_classes − 1, or booleans of two, one per sample."""
+    array = _without_missing(_vector(to_array(labels, "labels"), n_samples, "labels"), "labels")
+    if array.dtype.kind == "b":
+        require_two_columns(n_classes, "labels")
+    elif array.dtype.kind not in "iu":
+        expected = "must be integers, the column indices of probs"
+        remedy = "Pass the column index of each label; evaluate and class_errors also take classes=."
+        if array.dtype.kind == "f" and (array % 1 == 0).all():
+            remedy = "Pass labels.astype(int)."
+        raise InvalidInputError("labels", expected, got=f"dtype {array.dtype}", remedy=remedy)
+    expected = f"must be column indices of probs, 0 to {n_classes - 1}"
+    remedy = "Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=."
+    raise_where((array < 0) | (array >= n_classes), array, "labels", expected, remedy)
+    return array.astype(np.intp, copy=False)
+
+
+def require_two_columns(n_columns: int, name: str) -> None:
+    """Raise if labels that are booleans, False for the first column and True for the second, have more columns."""
+    if n_columns != 2:
+        expected, got = f"must be column indices, 0 to {n_columns - 1}", "truth values, which are labels of two classes"
+        raise InvalidInputError(name, expected, got=got, remedy=f"Pass {name}.astype(int) if they are columns 0 and 1.")
+
+
+def check_groups(groups: Any, n_samples: int, name: str = "groups") -> NDArray[np.int64]:
+    """Return one integer code per sample, equal where ``groups`` (patients, speakers, sites) are equal."""
+    array = _without_missing(_vector(to_array(groups, name), n_samples, name), name)
+    try:
+        return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    except TypeError as error:
+        raise InvalidInputError(name, "must be text or numbers", got=f"{shown(array[0])} at row 0") from error
+
+
+def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
+    """Return one unique identifier per sample."""
+    array = _storable(_vector(to_array(ids, "ids"), n_samples, "ids"), "ids")
+    unique, counts = np.unique(array, return_counts=True)
+    if len(unique) < n_samples:
+        repeated = unique[counts > 1].tolist()[0]
+        raise InvalidInputError("ids", "must be unique", got=f"{repeated!r} {counts[counts > 1][0]} times")
+    return array
+
+
+def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> NDArray[np.float64]:
+    """Return the relative importance of each sample: weights divided by the mean of the positive ones.
+
+    Weights have no unit: c times the weights are the same weights, and equal weights are exactly 1. A sample of
+    weight 0 counts as absent.
+    """
+    array = check_nonnegative(weights, n_samples, name)
+    positive = array > 0
+    if not positive.any():
+        raise InvalidInputError(name, "must not be zero for every sample")
+    if (array[positive] == array[positive][0]).all():
+        return np.asarray(positive, dtype=np.float64)
+    # A power of two, so that the sum cannot overflow and nothing is rounded.
+    scaled: NDArray[np.float64] = np.ldexp(array, -int(np.frexp(array.max())[1]))
+    relative: NDArray[np.float64] = scaled / scaled[positive].mean()
+    extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
+    expected = f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights"
+    raise_where(extreme, array, name, expected, "Set negligible weights to 0.")
+    return relative
+
+
+def check_nonnegative(weights: Any, n_samples: int, name: str) -> NDArray[np.float64]:
+    """Return weights as they are given, finite and not negative, one per sample."""
+    array = _vector(to_numbers(weights, name), n_samples, name).astype(np.float64)
+    raise_where(~(np.isfinite(array) & (array >= 0)), array, name, "must be finite and not negative")
+    return array
+
+
+def _vector(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
+    """Return an array; raise unless it is one-dimensional with one entry per sample."""
+    if array.ndim != 1:
+        convert = f"{name}.ravel()" if array.shape[1:] == (1,) else f"{name}.argmax(axis=1) of one-hot rows"
+        remedy = f"Pass {convert}." if array.ndim == 2 else ""
+        raise InvalidInputError(name, "must be one-dimensional", got=f"shape {array.shape}", remedy=remedy)
+    if len(array) != n_samples:
+        got = f"{len(array)} entries for {n_samples} samples (inconsistent numbers of samples)"
+        raise InvalidInputError(name, "must have one entry per sample", got=got)
+    return array
+
+
+def _without_missing(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return a vector; raise for None, NaN, NA, NaT and infinity, and for text beside numbers."""
+    if array.dtype.kind in "fMm":
+        words = np.where(np.isnan(array), "NaN", "infinity")
+        raise_where(~np.isfinite(array), words, name, "must have no missing entries", "Leave such samples out.")
+    if array.dtype.kind != "O":
+        return array
+    for row, value in enumerate(array):
+        if value is None or type(value).__name__ in ("NAType", "NaTType") or bool(np.any(value != value)):
+            raise InvalidInputError(name, "must have no missing entries", got=f"{value!r} at row {row}")
+        if isinstance(value, str) != isinstance(array[0], str):
+            got = f"{array[0]!r} at row 0 and {value!r} at row {row}"
+            raise InvalidInputError(name, "must be all text or all numbers", got=got)
+    return array
+
+
+def _storable(array: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return labels, classes or ids; raise for what cannot be saved: times, complex numbers, bytes, Python objects."""
+    array = _without_missing(array, name)
+    if array.dtype.kind == "O" and all(isinstance(value, Real) for value in array.tolist()):
+        array = np.array(array.tolist())  # such as pandas' nullable integers
+    if array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
+        return array
+    got = str(array.dtype)
+    if array.dtype.kind == "O":
+        unusual = next((entry for entry in array if not isinstance(entry, int) or entry.bit_length() > 63), None)
+        got = f"{str(unusual)[:60]!r}, a Python object of type {type(unusual).__name__}"
+    remedy = f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers."
+    raise InvalidInputError(name, "must be text, truth values or numbers of up to 64 bits", got=got, remedy=remedy)
+
+
+# ---------------------------------------------------------------- classes
+
+
+def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> NDArray[Any]:
+    """Return the sorted union of all labels, or ``classes`` in the caller's order; booleans are two classes."""
+    if classes is None:
+        if len({labels.dtype.kind in "US" for labels in label_sets}) > 1:
+            got = "text in one set, numbers in another"
+            raise InvalidInputError("labels", "must be all text or all numbers", got=got)
+        if all(labels.dtype.kind == "b" for labels in label_sets):
+            return np.array([False, True])
+        return np.unique(np.concatenate(of_one_type([np.unique(labels) for labels in label_sets])))
+    array = to_array(classes, "classes")
+    if array.ndim == 1 and len(array):
+        array = _storable(array, "classes")
+    if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
+        raise InvalidInputError("classes", "must list every class once", got=shown(classes))
+    return array
+
+
+def of_one_type(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return signed and unsigned integers in a type that holds all of them; numpy's would be float64, with 53 bits."""
+    if {array.dtype.kind for array in arrays} != {"i", "u"}:
+        return arrays
+    if all(int(array.max(initial=0)) < 2**63 for array in arrays):
+        return [array.astype(np.int64) for array in arrays]
+    if any(int(array.min(initial=0)) < 0 for array in arrays):
+        raise InvalidInputError("labels", "must not have negative numbers beside numbers of 2⁶³ or more")
+    return [array.astype(np.uint64) for array in arrays]
+
+
+def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labels") -> NDArray[np.int64]:
+    """Return the position of every label in ``classes``."""
+    unknown = np.full(len(labels), (labels.dtype.kind in "US") != (classes.dtype.kind in "US"))
+    codes = np.zeros(len(labels), dtype=np.int64)
+    if not unknown.any():
+        classes, labels = of_one_type([classes, labels])
+        order = np.argsort(classes, kind="stable")
+        codes = order[np.minimum(np.searchsorted(classes[order], labels), len(classes) - 1)]
+        unknown = classes[codes] != labels
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        value = labels[row].item() if hasattr(labels[row], "item") else labels[row]
+        expected, got = f"must be in classes ({len(classes)} of them)", f"{value!r} at row {row}"
+        raise InvalidInputError(name, expected, got=got, remedy=f"Pass classes=[..., {value!r}] if the class exists.")
+    return codes.astype(np.int64)
+
+
+def column_names(table: Any) -> list[str]:
+    """Return the names of the columns of a table; nothing for an array."""
+    names = getattr(table, "column_names", None)  # of pyarrow, whose columns are arrays
+    return [str(name) for name in (getattr(table, "columns", []) if names is None else names)]
+
+
+def table_classes(table: Any, labels: NDArray[Any], name: str = "y") -> NDArray[Any] | None:
+    """Return the classes of the columns of a table, which are their names, if the labels are text; otherwise None.
+
+    A table of one column has the logit or probability of the second of two classes: its name is not that of a class.
+    """
+    names = column_names(table)
+    if labels.dtype.kind != "U" or len(names) < 2:
+        return None
+    columns = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
+    expected = f"must be names of the columns ({columns}) if classes are not given"
+    remedy = "Pass classes= with the label of every column, in order."
+    raise_where(~np.isin(labels, names), labels, name, expected, remedy)
+    return np.array(names)
+
+
+# ---------------------------------------------------------------- single options
+
+
+def check_seed(seed: Any) -> int:
+    """Return the seed; raise if it is not an integer from 0 to 2⁶⁴ − 1, the range of torch and numpy."""
+    return check_integer(seed, "seed", minimum=0, maximum=2**64 - 1)
+
+
+def check_integer(value: Any, name: str, *, minimum: int, maximum: int, expected: str = "") -> int:
+    """Return an integer; raise if ``value`` is not one or is out of bounds, which ``expected`` can put in words."""
+    if isinstance(value, Integral) and not isinstance(value, bool | np.bool_) and minimum <= int(value) <= maximum:
+        return int(value)
+    expected = expected or f"must be an integer from {minimum:,} to {maximum:,}"
+    raise InvalidInputError(name, expected, got=shown(value))
+
+
+def check_number(
+    value: Any, name: str, *, minimum: float, maximum: float = inf, exclusive: bool = False, expected: str = ""
+) -> float:
+    """Return a finite number; raise if ``value`` is not one or is out of bounds (which ``exclusive`` excludes)."""
+    if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = inf
+        if isfinite(number) and (minimum < number < maximum if exclusive else minimum <= number <= maximum):
+            return number
+    if maximum == inf:
+        bounds = f"greater than {minimum:g}" if exclusive else f"of at least {minimum:g}"
+    else:
+        bounds = f"{'strictly ' if exclusive else ''}between {minimum:g} and {maximum:g}"
+    raise InvalidInputError(name, expected or f"must be a number {bounds}", got=shown(value))
+
+
+def check_choice(value: Any, name: str, choices: Sequence[str]) -> str:
+    """Return one of several words; raise if ``value`` is none of them."""
+    if isinstance(value, str) and value in choices:
+        return value
+    raise InvalidInputError(name, f"must be one of {', '.join(map(repr, choices))}", got=shown(value))
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """Return a boolean; raise if ``value`` is anything but True or False."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise InvalidInputError(name, "must be True or False", got=shown(value))
+
+
+def check_device(device: Any) -> torch.device:
+    """Return a device of torch; raise if there is none of this name, or if it cannot hold numbers."""
+    import torch
+
+    try:
+        place = torch.device(device)
+        torch.zeros(1, device=place).cpu()
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError, ImportError) as error:
+        expected = 'must be a device of this machine, such as "cpu" or "cuda:0"'
+        raise InvalidInputError("device", expected, got=shown(device)) from error
+    return place
+
+
+def parameter(default: Any, check: Callable[..., Any], **bounds: Any) -> Any:
+    """Declare a field of a dataclass, with the function that checks its value by name and ``bounds``.
+
+    >>> from dataclasses import dataclass
+    >>> from kcal.validation import check_integer, parameter
+    >>> @dataclass
+    ... class Training:
+    ...     steps: int = parameter(400, check_integer, minimum=1, maximum=1000)
+    """
+    return field(default=default, metadata={"check": partial(check, **bounds)})
+
+
+def checked_parameters(owner: Any) -> dict[str, Any]:
+    """Return the checked values of the declared fields, by name; raise if one is invalid.
+
+    The default, such as "auto" or None, needs no check.
+    """
+    values = {}
+    for declared in fields(owner):
+        if "check" in declared.metadata:
+            value = getattr(owner, declared.name)
+            is_default = type(value) is type(declared.default) and value == declared.default
+            values[declared.name] = value if is_default else declared.metadata["check"](value, declared.name)
+    return values
+
+
+def require_pandas() -> Any:
+    """Return pandas; raise with how to install it if it is missing."""
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("to_frame needs pandas, which is not installed. Run: pip install pandas") from error
+    return pandas
+
+
+def shown(value: Any) -> str:
+    """Return a short description of a value for an error message."""
+    try:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple):
+            return f"{type(value).__name__} of shape {tuple(shape)}"
+        if isinstance(value, str | int | float | list | tuple | dict | np.generic | None):
+            text = repr(value)
+            return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    except (RuntimeError, ValueError):  # a nested tensor, an integer of too many digits
+        pass
+    return f"an object of type {type(value).__name__}"
