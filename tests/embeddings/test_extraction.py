@@ -16,6 +16,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -48,6 +49,13 @@ class Encoding(UserDict[str, Any]):
     """A mapping that is no dict, as HuggingFace's encodings."""
 
 
+class Stream(IterableDataset[Any]):
+    """A data set without a length."""
+
+    def __iter__(self) -> Any:
+        return zip(X, Y, strict=True)
+
+
 BATCHES: dict[str, Any] = {
     "tuples": [(X[:12], Y[:12]), (X[12:], Y[12:])],
     "lists": [[X[:12], Y[:12]], [X[12:], Y[12:]]],
@@ -58,6 +66,8 @@ BATCHES: dict[str, Any] = {
     "tuple of inputs": [((X,), Y)],
     "list of labels": [(X, Y.tolist())],
     "loader": DataLoader(TensorDataset(X, Y), batch_size=7),
+    "stream": DataLoader(Stream(), batch_size=6),
+    "numpy": [(X.numpy(), Y.numpy())],
     "generator": lambda: ((X[i : i + 5], Y[i : i + 5]) for i in range(0, 20, 5)),
 }
 
@@ -202,8 +212,6 @@ def test_autocast_is_an_option(network: nn.Module) -> None:
     outputs, exact = extract(network, [X], autocast=torch.bfloat16), extract(network, [X])
     assert outputs.logits.dtype == np.float32
     assert 0 < np.abs(outputs.logits - exact.logits).max() < 0.05
-    with pytest.raises(InvalidInputError, match="autocast must be a floating-point type of torch"):
-        extract(network, [X], autocast="bfloat16")  # type: ignore[arg-type]
 
 
 def test_masked_classes_are_kept_finite() -> None:
@@ -213,57 +221,45 @@ def test_masked_classes_are_kept_finite() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_not_finite_are_refused_with_the_batch(value: float, network: nn.Module) -> None:
+def test_outputs_that_are_not_finite_raise_with_the_batch(value: float, network: nn.Sequential) -> None:
     bad = X.clone()
     bad[3, 0] = value
-    with pytest.raises(InvalidInputError, match=r"must give finite numbers; got embeddings.*in batch 1, at its row 3"):
+    with pytest.raises(InvalidInputError, match=r"^network .* embeddings .* batch 1, at its row 3"):
         extract(network, [(X, Y), (bad, Y)])
+    network[4].bias.data[1] = value
+    with pytest.raises(InvalidInputError, match=r"^network .* logits .* batch 0, at its row 0"):
+        extract(network, [X])
 
 
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        ([], "loader must yield at least one batch; got none"),
-        ([(X, Y), (X[:0], Y[:0])], "batches must hold at least one sample; got none in batch 1"),
-        (X, "loader must yield batches.*Pass a DataLoader"),
-        (7, "loader must yield batches; got 7"),
-        ([(X, Y, Y)], r"batches must be \(inputs, labels\).*got 3 parts.*Pass batch="),
-        ([{"input": X, "labels": Y, "label": Y}], "under one name; got both 'labels' and 'label'"),
-        ([(X, Y[:-1])], r"one class index for each of the 20 samples.*got shape \(19,\) in batch 0"),
-        ([(X, nn.functional.one_hot(Y))], r"got shape \(20, 5\) in batch 0.*argmax"),
-        ([(X, Y), (X, Y + 1)], "labels must be from 0 to 4, columns of the logits; got 5 in batch 1"),
-        ([(X, Y - 1)], "got -1 in batch 0"),
-        ([(X, Y + 0.5)], "labels must be class indices; got fractions in batch 0"),
-        ([(X, ["cat"] * 20)], "labels must be class indices; got .* in batch 0"),
-        ([(X, Y), X], "batches must hold the same parts; got embeddings, logits in batch 1"),
+        ([], "loader"),
+        ([(X, Y), (X[:0], Y[:0])], "batches .* batch 1"),
+        (X, "loader .*Pass a DataLoader"),
+        (7, "loader"),
+        ([(X, Y, Y)], "batches .*Pass batch="),
+        ([{"input": X, "labels": Y, "label": Y}], "batches .*'labels' and 'label'"),
+        ([{"input": X, "labels": Y, "index": torch.arange(20)}], "batches .*'index'.*Pass batch="),
+        ([(X, Y[:-1])], "labels of batch 0"),
+        ([(X, nn.functional.one_hot(Y))], "labels of batch 0 .*argmax"),
+        ([(X, Y), (X, Y + 1)], "labels of batch 1 .* 5 at row 4"),
+        ([(X, Y - 1)], "labels of batch 0"),
+        ([(X, Y + 0.5)], "labels of batch 0"),
+        ([(X, ["cat"] * 20)], "labels of batch 0"),
+        ([(X, Y), X], "batches .* batch 1"),
     ],
 )
-def test_wrong_batches_are_refused(batches: Any, message: str, network: nn.Module) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+def test_wrong_batches_raise_with_their_place(batches: Any, message: str, network: nn.Module) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{message}"):
         extract(network, batches)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"network": "resnet"}, "network must be an nn.Module; got 'resnet'"),
-        ({"batch": 3}, r"batch must be a function that returns \(inputs, labels\)"),
-        ({"batch": lambda part: part}, r"batch must return a tuple \(inputs, labels\)"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str, network: nn.Module) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        extract(**{"network": network, "loader": [X], **arguments})
-
-
-def test_a_loader_that_shuffles_or_drops_warns(network: nn.Module) -> None:
-    with pytest.warns(LoaderWarning, match="The loader shuffles"):
-        extract(network, DataLoader(TensorDataset(X, Y), batch_size=20, shuffle=True))
-    with pytest.warns(LoaderWarning, match="drops the last batch"):
-        extract(network, DataLoader(TensorDataset(X, Y), batch_size=15, drop_last=True))
-    full = BatchSampler(SequentialSampler(X), 15, drop_last=True)
-    with pytest.warns(LoaderWarning, match="drops the last batch"):
-        extract(network, DataLoader(TensorDataset(X, Y), batch_sampler=full))
+def test_wrong_arguments_raise_by_name(network: nn.Module) -> None:
+    wrong = {"network": "resnet", "batch": 3, "autocast": "bfloat16"}
+    for name, value in (*wrong.items(), ("batch", lambda part: part)):
+        with pytest.raises(InvalidInputError, match=f"^{name} must"):
+            extract(**{"network": network, "loader": [X], name: value})
 
 
 def test_outputs_that_look_like_probabilities_warn() -> None:
@@ -290,28 +286,6 @@ class Drawing(Sampler[int]):
 
     def __len__(self) -> int:
         return 20
-
-
-def test_other_samplers_that_shuffle_warn(network: nn.Module) -> None:
-    data = TensorDataset(X, Y)
-    samplers = (SubsetRandomSampler(range(20)), WeightedRandomSampler([1.0] * 20, 20))
-    loaders = [DataLoader(data, sampler=sampler, batch_size=10) for sampler in samplers]
-    loaders.append(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 10, drop_last=False)))
-    loaders.append(DataLoader(data, sampler=Drawing(), batch_size=10))
-    loaders.append(DataLoader(data, sampler=DistributedSampler(data, num_replicas=1, rank=0), batch_size=10))
-    for loader in loaders:
-        with pytest.warns(LoaderWarning, match="The loader shuffles"):
-            extract(network, loader)
-
-
-def test_samplers_that_keep_the_order_do_not_warn(network: nn.Module) -> None:
-    data = TensorDataset(X, Y)
-    in_order = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
-    for sampler in (SequentialSampler(data), in_order):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            outputs = extract(network, DataLoader(data, sampler=sampler, batch_size=7))
-        np.testing.assert_array_equal(outputs.labels, Y.numpy())
 
 
 def test_tensors_that_a_data_set_caches_can_be_trained_on(network: nn.Module) -> None:
@@ -348,41 +322,25 @@ def test_modules_that_act_in_eval_are_left_alone() -> None:
     torch.testing.assert_close(network[2].weight, before, rtol=0, atol=0)
 
 
-def test_logits_that_are_not_numbers_are_refused_with_finite_embeddings() -> None:
-    network = Returning(lambda f, z: z)
-    network.fc.bias.data[1] = torch.nan
-    with pytest.raises(InvalidInputError, match="got logits with NaN or infinity in batch 0, at its row 0"):
-        extract(network, [X])
-
-
-def test_an_iterable_data_set_has_no_length(network: nn.Module) -> None:
-    class Stream(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return zip(X, Y, strict=True)
-
-    outputs = extract(network, DataLoader(Stream(), batch_size=6))
-    np.testing.assert_array_equal(outputs.labels, Y.numpy())
-
-
-def test_numpy_batches_become_tensors(network: nn.Module) -> None:
-    outputs = extract(network, [(X.numpy(), Y.numpy())])
-    np.testing.assert_allclose(outputs.logits, expected_of(network), atol=1e-6)
-
-
-def test_keys_that_the_network_does_not_take_are_named(network: nn.Module) -> None:
-    with pytest.raises(InvalidInputError, match=r"keyword arguments of the network.*'index'.*Pass batch="):
-        extract(network, [{"input": X, "labels": Y, "index": torch.arange(20)}])
-
-
-def test_tensors_that_a_network_caches_in_containers_can_be_trained_on() -> None:
-    class Caching(Returning):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not hasattr(self, "cache"):
-                self.cache: dict[str, Any] = {"scales": ([torch.linspace(1, 2, 6)],)}
-                self.cache["itself"] = self.cache
-            return super().forward(x * self.cache["scales"][0][0])
-
-    network = Caching(lambda features, logits: logits)
-    extract(network, [X])
-    network(X.clone().requires_grad_()).sum().backward()
-    assert not network.cache["scales"][0][0].is_inference()
+def test_loaders_that_shuffle_or_drop_samples_warn(network: nn.Module) -> None:
+    data = TensorDataset(X, Y)
+    samplers = (
+        RandomSampler(data),
+        SubsetRandomSampler(range(20)),
+        WeightedRandomSampler([1.0] * 20, 20),
+        Drawing(),
+        DistributedSampler(data, num_replicas=1, rank=0),
+    )
+    loaders = [DataLoader(data, sampler=sampler, batch_size=10) for sampler in samplers]
+    loaders.append(DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 10, drop_last=False)))
+    for loader in loaders:
+        with pytest.warns(LoaderWarning, match="shuffles"):
+            extract(network, loader)
+    full = BatchSampler(SequentialSampler(X), 15, drop_last=True)
+    for loader in (DataLoader(data, batch_size=15, drop_last=True), DataLoader(data, batch_sampler=full)):
+        with pytest.warns(LoaderWarning, match="drops the last batch"):
+            extract(network, loader)
+    in_order = DistributedSampler(data, num_replicas=1, rank=0, shuffle=False)
+    for sampler in (SequentialSampler(data), in_order):  # without a warning
+        outputs = extract(network, DataLoader(data, sampler=sampler, batch_size=7))
+        np.testing.assert_array_equal(outputs.labels, Y.numpy())

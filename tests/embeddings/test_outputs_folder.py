@@ -44,17 +44,20 @@ def assert_same(outputs: kcal.ClassifierOutputs, expected: kcal.ClassifierOutput
         np.testing.assert_array_equal(getattr(outputs, name), getattr(expected, name))
 
 
-def test_the_folder_holds_what_memory_would(network: nn.Module, tmp_path: Path) -> None:
+def test_folder_holds_what_memory_would(network: nn.Module, tmp_path: Path) -> None:
     outputs = extract(network, batches(), to=tmp_path / "new" / "folder")
     assert_same(outputs, extract(network, batches()))
     assert isinstance(outputs.embeddings, np.memmap)
     assert_same(read_outputs(tmp_path / "new" / "folder"), outputs)
+    runs: list[int] = []
+    network.register_forward_hook(lambda *_: runs.append(1))
+    extract(network, batches(), to=tmp_path / "new" / "folder")  # complete: one batch is compared
+    assert len(runs) == 1
     assert np.load(tmp_path / "new" / "folder" / "logits.npy").shape == (50, N_CLASSES)
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 6])
-@pytest.mark.parametrize("rows_per_commit", [1, 20, 8192])
-def test_a_stopped_run_resumes(
+@pytest.mark.parametrize(("stop_after", "rows_per_commit"), [(1, 8192), (3, 1), (6, 20)])
+def test_stopped_run_resumes(
     stop_after: int, rows_per_commit: int, network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "ROWS_PER_COMMIT", rows_per_commit)
@@ -83,7 +86,7 @@ def test_rows_beyond_the_last_complete_one_are_overwritten(network: nn.Module, t
     assert_same(extract(network, batches(), to=tmp_path), extract(network, batches()))
 
 
-def test_a_killed_process_leaves_a_folder_that_resumes(network: nn.Module, tmp_path: Path) -> None:
+def test_killed_process_leaves_a_folder_that_resumes(network: nn.Module, tmp_path: Path) -> None:
     torch.save(network.state_dict(), tmp_path / "network.pt")
     script = f"""
 import os, signal, sys
@@ -109,54 +112,33 @@ extract(network, killed(), to={str(tmp_path / "out")!r})
     assert_same(extract(network, batches(), to=tmp_path / "out"), extract(network, batches()))
 
 
-def test_a_folder_of_another_network_is_refused(network: nn.Module, tmp_path: Path) -> None:
+def test_folder_of_another_network_raises(network: nn.Module, tmp_path: Path) -> None:
     extract(network, batches(), to=tmp_path)
     similar = sequential_like(network)
     with torch.no_grad():
         similar[4].bias[0] += 1e-6
     for other in (sequential(), similar):
-        with pytest.raises(
-            InvalidInputError, match=r"to must be a new folder.*of another network, or of other weights"
-        ):
+        with pytest.raises(InvalidInputError, match=r"^to .* network"):
             extract(other, batches(), to=tmp_path)
     assert_same(read_outputs(tmp_path), extract(network, batches()))
-
-
-def test_a_complete_folder_runs_one_batch_only(network: nn.Module, tmp_path: Path) -> None:
-    extract(network, batches(), to=tmp_path)
-    runs: list[int] = []
-    network.register_forward_hook(lambda *_: runs.append(1))
-    extract(network, batches(), to=tmp_path)
-    assert len(runs) == 1
-
-
-def test_calibrators_fit_from_a_folder(network: nn.Module, tmp_path: Path) -> None:
-    outputs = extract(network, batches(), to=tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kcal.KcalWarning)  # the network is not trained
-        from_disk = kcal.fit_on(kcal.KCalBlend(), read_outputs(tmp_path))
-        in_memory = kcal.KCalBlend().fit(outputs.embeddings, Y, logits=outputs.logits)
-    rows, logits = outputs.embeddings[:5] + 1, outputs.logits[:5]
-    expected = in_memory.predict_proba(rows, logits=logits)
-    np.testing.assert_array_equal(from_disk.predict_proba(rows, logits=logits), expected)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "cannot be read"),
+        ("{", "is damaged"),
         ("[]", "is damaged"),
         ('{"format_version": 1, "rows": "3", "batches": 1, "first": 3, "complete": true, "arrays": []}', "is damaged"),
         ('{"format_version": 9, "rows": 3}', "has version 9"),
     ],
 )
-def test_a_damaged_record_is_refused(content: str, message: str, tmp_path: Path) -> None:
+def test_damaged_record_raises(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "outputs.json").write_text(content)
     with pytest.raises(FileFormatError, match=message):
         read_outputs(tmp_path)
 
 
-def test_truncated_or_missing_arrays_are_refused(network: nn.Module, tmp_path: Path) -> None:
+def test_truncated_or_missing_arrays_raise(network: nn.Module, tmp_path: Path) -> None:
     extract(network, batches(), to=tmp_path)
     path = tmp_path / "embeddings.npy"
     os.truncate(path, path.stat().st_size // 2)
@@ -167,15 +149,15 @@ def test_truncated_or_missing_arrays_are_refused(network: nn.Module, tmp_path: P
         read_outputs(tmp_path)
 
 
-def test_other_places_are_refused(network: nn.Module, tmp_path: Path) -> None:
+def test_other_places_raise(network: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"folder must hold outputs\.json.*kcal\.extract"):
         read_outputs(tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInputError, match="to must be a folder; got the file"):
+    with pytest.raises(InvalidInputError, match=r"^to must be a folder"):
         extract(network, batches(), to=tmp_path / "file")
 
 
-def test_a_failure_while_writing_keeps_what_is_complete(
+def test_failure_while_writing_keeps_what_is_complete(
     network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -201,24 +183,24 @@ def test_another_batch_size_cannot_resume(network: nn.Module, tmp_path: Path) ->
 
     with pytest.raises(KeyboardInterrupt):
         extract(network, stopped(), to=tmp_path)
-    with pytest.raises(InvalidInputError, match="where the embeddings of the first batch are others"):
+    with pytest.raises(InvalidInputError, match=r"^to .* first batch"):
         extract(network, sized(16), to=tmp_path)
     uneven = [*sized(8)[:2], (X[16:20], Y[16:20]), (X[20:], Y[20:])]  # the first batches are the same, not the third
-    with pytest.raises(InvalidInputError, match="inputs or labels of the first 3 batches were others"):
+    with pytest.raises(InvalidInputError, match=r"^to .* first 3 batches"):
         extract(network, uneven, to=tmp_path)
-    with pytest.raises(InvalidInputError, match="which holds 3 batches, not 2"):
+    with pytest.raises(InvalidInputError, match=r"^to .* 3 batches, not 2"):
         extract(network, sized(8, 2), to=tmp_path)
     assert_same(extract(network, sized(8), to=tmp_path), extract(network, sized(8)))
 
 
-def test_a_complete_folder_is_not_extended(network: nn.Module, tmp_path: Path) -> None:
+def test_complete_folder_is_not_extended(network: nn.Module, tmp_path: Path) -> None:
     expected = extract(network, sized(10), to=tmp_path)
     for other in (sized(25), sized(5), sized(10, 2)):
-        with pytest.raises(InvalidInputError, match=r"of the first batch are others|holds 5 batches, not 2"):
+        with pytest.raises(InvalidInputError, match=r"^to .* batch"):
             extract(network, other, to=tmp_path)
     longer = [*sized(10), (X[:3], Y[:3])]
     for more in (longer, iter(longer)):
-        with pytest.raises(InvalidInputError, match="which is complete with 5 batches"):
+        with pytest.raises(InvalidInputError, match=r"^to .* complete"):
             extract(network, more, to=tmp_path)
     assert_same(extract(network, sized(10), to=tmp_path), expected)
     assert_same(extract(network, iter(sized(10)), to=tmp_path), expected)
@@ -227,16 +209,16 @@ def test_a_complete_folder_is_not_extended(network: nn.Module, tmp_path: Path) -
 def test_labels_are_neither_lost_nor_added(network: nn.Module, tmp_path: Path) -> None:
     extract(network, sized(10), to=tmp_path / "with")
     extract(network, [points for points, _ in sized(10)], to=tmp_path / "without")
-    with pytest.raises(InvalidInputError, match="which holds embeddings, logits"):
+    with pytest.raises(InvalidInputError, match=r"^to .* embeddings, logits"):
         extract(network, [points for points, _ in sized(10)], to=tmp_path / "with")
-    with pytest.raises(InvalidInputError, match="which holds embeddings, logits"):
+    with pytest.raises(InvalidInputError, match=r"^to .* embeddings, logits"):
         extract(network, sized(10), to=tmp_path / "without")
     assert read_outputs(tmp_path / "with").labels is not None
 
 
 def test_files_of_others_are_never_overwritten(network: nn.Module, tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", np.arange(7))
-    with pytest.raises(InvalidInputError, match=r"to must be a new folder, or one that extract wrote.*labels\.npy"):
+    with pytest.raises(InvalidInputError, match=r"^to .*labels\.npy"):
         extract(network, sized(10), to=tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "labels.npy"), np.arange(7))
 
@@ -253,9 +235,8 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("stop_after", [4, None])
-def test_other_data_after_the_first_batch_are_refused(
+@pytest.mark.parametrize(("change", "stop_after"), [*((change, 4) for change in CHANGES), ("inputs", None)])
+def test_other_data_after_the_first_batch_raise(
     change: str, stop_after: int | None, network: nn.Module, tmp_path: Path
 ) -> None:
     if stop_after is None:
@@ -265,27 +246,25 @@ def test_other_data_after_the_first_batch_are_refused(
             extract(network, batches(stop_after), to=tmp_path)
     record = (tmp_path / "outputs.json").read_text()
     changed = [CHANGES[change](*batch) if index == 3 else batch for index, batch in enumerate(batches())]
-    with pytest.raises(
-        InvalidInputError, match=rf"inputs or labels of the first {stop_after or 7} batches were others"
-    ):
+    with pytest.raises(InvalidInputError, match=rf"^to .* first {stop_after or 7} batches"):
         extract(network, changed, to=tmp_path)
     assert (tmp_path / "outputs.json").read_text() == record
     assert_same(extract(network, batches(), to=tmp_path), extract(network, batches()))
 
 
-def test_another_head_is_refused(network: nn.Sequential, tmp_path: Path) -> None:
+def test_another_head_raises(network: nn.Sequential, tmp_path: Path) -> None:
     def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         embeddings = network[:4](points)
         return embeddings * 2, network[4](embeddings)
 
     extract(network, batches(), to=tmp_path)
-    with pytest.raises(InvalidInputError, match="where the embeddings of the first batch are others"):
+    with pytest.raises(InvalidInputError, match=r"^to .* first batch"):
         extract(network, batches(), to=tmp_path, head=head)
     extract(network, batches(), to=tmp_path, head="4")
 
 
 @pytest.mark.parametrize("place", ["mkdir", "open"])
-def test_a_folder_that_cannot_be_written_is_an_error(
+def test_folder_that_cannot_be_written_raises(
     place: str, network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def frozen(*_: Any, **__: Any) -> None:
@@ -295,5 +274,5 @@ def test_a_folder_that_cannot_be_written_is_an_error(
     if place == "open":  # the lock of a folder that exists
         folder.mkdir()
     monkeypatch.setattr(*((Path, "mkdir") if place == "mkdir" else (os, "open")), frozen)
-    with pytest.raises(InvalidInputError, match=r"to must be a folder that can be written.*Read-only file system"):
+    with pytest.raises(InvalidInputError, match=r"^to .*Read-only file system"):
         extract(network, sized(10), to=folder)

@@ -39,10 +39,9 @@ from kcal.deployment.reference import (
     network_reference,
 )
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
-from kcal.embeddings.batches import SplitBatch, count_rows
-from kcal.embeddings.digests import checksum
+from kcal.embeddings.extraction import SplitBatch
 from kcal.embeddings.heads import Outputs, layer_name
-from kcal.embeddings.undisturbed import device_of, evaluation_mode, undisturbed, unwrap
+from kcal.embeddings.networks import checksum, count_rows, device_of, evaluation_mode, preserve_state, unwrap
 from kcal.errors import InvalidInputError, NetworkWarning, warn
 from kcal.modes import without_autocast
 from kcal.persistence import from_parts, load_with_network, save, to_parts
@@ -334,7 +333,7 @@ class CalibratedClassifier(nn.Module):
     def locate_head(self, inputs: Any) -> None:
         """Find the last layer by the inputs of a batch, if it is not known yet."""
         if self._head is None:
-            with undisturbed(self.network), torch.no_grad():
+            with preserve_state(self.network), torch.no_grad():
                 self._head, _ = get_head(self.options["head"], self.network, inputs)
 
     def get_extra_state(self) -> Any:

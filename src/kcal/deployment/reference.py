@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from kcal.embeddings import ClassifierOutputs, Head, LayerHead
-from kcal.embeddings.digests import checksum
 from kcal.embeddings.heads import MAX_LISTED, linear_layers
-from kcal.embeddings.undisturbed import undisturbed
+from kcal.embeddings.networks import checksum, preserve_state
 from kcal.errors import FileFormatError, InvalidInputError
 
 FUNCTION = "function"
@@ -77,7 +76,7 @@ def check_outputs(outputs: ClassifierOutputs, network: nn.Module) -> None:
         return
     matrices = (outputs.embeddings, outputs.logits)
     embeddings, logits = (torch.as_tensor(rows[:COMPARED_ROWS]).float() for rows in matrices)
-    with undisturbed(network), torch.no_grad():
+    with preserve_state(network), torch.no_grad():
         for layer in linear_layers(network).values():
             weight = layer.weight
             assert isinstance(weight, torch.Tensor)

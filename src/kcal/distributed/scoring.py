@@ -16,7 +16,7 @@ from kcal.deployment import CalibratedClassifier
 from kcal.distributed.parts import Part
 from kcal.distributed.tables import Columns, matrix_of, prediction_columns
 from kcal.embeddings import ClassifierOutputs
-from kcal.embeddings.digests import checksum
+from kcal.embeddings.networks import checksum
 from kcal.errors import InvalidInputError, KcalError, KcalWarning
 from kcal.files import atomic_path
 from kcal.persistence import load_calibrator, to_bytes

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from kcal.embeddings.batches import (
-    BATCH_REMEDY,
-    SplitBatch,
-    check_batch_labels,
-    count_rows,
-    has_fractions,
-    split_batch,
-    to_device,
-)
-from kcal.embeddings.digests import chained_digest, checksum
 from kcal.embeddings.folder import Arrays, OutputsWriter, outputs_writer, read_outputs
 from kcal.embeddings.heads import Head, Outputs, get_head, layer_name
+from kcal.embeddings.networks import (
+    BATCH_REMEDY,
+    checksum,
+    count_rows,
+    device_of,
+    preserve_state,
+    tensor_bytes,
+    to_device,
+    unwrap,
+)
 from kcal.embeddings.outputs import ClassifierOutputs
-from kcal.embeddings.undisturbed import device_of, undisturbed, unwrap
 from kcal.errors import InvalidInputError, LoaderWarning, RepresentationWarning, warn
 from kcal.progress import progress_bar
-from kcal.validation import look_like_probabilities, shown
+from kcal.validation import check_labels, look_like_probabilities, raise_where, shown, to_array
 
+SplitBatch = Callable[[Any], tuple[Any, Any]]
+"""Returns the inputs of the network and the labels (or None) of a batch."""
+LABEL_KEYS = ("labels", "label", "targets", "target")
+"""Names of the labels in a batch that is a mapping."""
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 ROWS_TO_CHECK = 1_000
 """Rows by which probabilities are recognised."""
@@ -119,17 +125,11 @@ def extract_batches(
     visit_batches(
         reader.network, loader, lambda index, batch: parts.append(reader.read(batch, index)), progress=progress
     )
-    return ClassifierOutputs(**join(parts))
-
-
-def join(parts: list[Arrays]) -> Arrays:
-    """Return the arrays of all batches, one after the other; all must hold the same arrays."""
-    names = [list(part) for part in parts]
-    if any(own != names[0] for own in names):
-        index = next(index for index, own in enumerate(names) if own != names[0])
-        got = f"{', '.join(names[index])} in batch {index} after {', '.join(names[0])}"
-        raise InvalidInputError("batches", "must hold the same parts", got=got, remedy=BATCH_REMEDY)
-    return {name: np.concatenate([part[name] for part in parts]) for name in names[0]}
+    for index, part in enumerate(parts):
+        if list(part) != list(parts[0]):
+            got = f"{', '.join(part)} in batch {index} after {', '.join(parts[0])}"
+            raise InvalidInputError("batches", "must hold the same parts", got=got, remedy=BATCH_REMEDY)
+    return ClassifierOutputs(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
 
 class BatchReader:
@@ -178,8 +178,8 @@ class BatchReader:
                 got = f"{name} with NaN or infinity in batch {index}, at its row {int(np.argmin(finite))}"
                 raise InvalidInputError("network", "must give finite numbers", got=got)
         if labels is not None and self.labelled:
-            arrays["labels"] = check_batch_labels(labels, index, *logits.shape)
-        elif has_fractions(labels):
+            arrays["labels"] = check_batch_labels(labels, f"labels of batch {index}", *logits.shape)
+        elif isinstance(labels, torch.Tensor) and labels.is_floating_point() and bool((labels % 1 != 0).any()):
             expected, got = "must be (inputs, labels)", f"a second part with fractions in batch {index}"
             raise InvalidInputError("batches", expected, got=got, remedy=BATCH_REMEDY)
         return arrays
@@ -193,16 +193,46 @@ class BatchReader:
 
     def _run(self, inputs: Any, device: torch.device) -> Outputs:
         """Return embeddings and logits; not in inference mode: autograd would refuse what the network caches there."""
-        with torch.no_grad(), self._mixed_precision(device):
+        precision: AbstractContextManager[Any] = nullcontext()
+        if self.autocast is not None:
+            precision = torch.autocast(device.type, dtype=self.autocast)
+        with torch.no_grad(), precision:
             if self.head is not None:
                 return self.head.outputs(self.network, inputs)
             self.head, outputs = get_head(self._given_head, self.network, inputs)
             return outputs
 
-    def _mixed_precision(self, device: torch.device) -> AbstractContextManager[Any]:
-        if self.autocast is None:
-            return nullcontext()
-        return torch.autocast(device.type, dtype=self.autocast)
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """Return the inputs and the labels of a batch; the labels are None if it has none.
+
+    A batch is (inputs, labels), inputs alone, or a mapping in which the labels have one of the names ``LABEL_KEYS``.
+    """
+    if isinstance(batch, Mapping):
+        keys = [key for key in LABEL_KEYS if key in batch]
+        if len(keys) > 1:
+            got = f"both {keys[0]!r} and {keys[1]!r}"
+            raise InvalidInputError("batches", "must hold their labels under one name", got=got, remedy=BATCH_REMEDY)
+        inputs = {key: value for key, value in batch.items() if key not in keys}
+        return inputs, batch[keys[0]] if keys else None
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) not in (1, 2):
+        expected, got = "must be (inputs, labels), inputs alone, or a mapping", f"{len(batch)} parts"
+        raise InvalidInputError("batches", expected, got=got, remedy=BATCH_REMEDY)
+    return batch[0], batch[1] if len(batch) == 2 else None
+
+
+def check_batch_labels(labels: Any, name: str, n_samples: int, n_classes: int) -> NDArray[np.int64]:
+    """Return the labels of a batch, (n_samples,); raise if they are not columns of the logits."""
+    array = to_array(labels, name)
+    codes = check_labels(array[:, 0] if array.shape[1:] == (1,) else array, n_samples, name)
+    if codes.dtype.kind == "U":
+        remedy = "Give the columns of the logits as labels, and their names as classes= of fit."
+        raise InvalidInputError(name, "must be class indices", got="text", remedy=remedy)
+    expected = f"must be from 0 to {n_classes - 1}, columns of the logits"
+    raise_where((codes < 0) | (codes >= n_classes), codes, name, expected)
+    return codes.astype(np.int64)
 
 
 def visit_batches(
@@ -210,7 +240,7 @@ def visit_batches(
 ) -> int:
     """Call ``visit`` with the index of every batch and the batch, in evaluation mode; return how many there were."""
     n_batches = 0
-    with undisturbed(network), progress_bar("Running the network", length_of(loader), show=progress) as advance:
+    with preserve_state(network), progress_bar("Running the network", length_of(loader), show=progress) as advance:
         for batch in loader:
             visit(n_batches, batch)
             n_batches += 1
@@ -224,7 +254,7 @@ def write_batches(
     reader: BatchReader, loader: Iterable[Any], writer: OutputsWriter, *, progress: bool | None = None
 ) -> None:
     """Append the outputs of the batches that a folder does not hold yet; those that it holds must be the same."""
-    held, digest = writer.batches, ""
+    held, digest = writer.record.batches, ""
     writer.check_network(checksum(reader.network))
 
     def visit(index: int, batch: Any) -> None:
@@ -241,11 +271,39 @@ def write_batches(
         n_batches = visit_batches(reader.network, loader, visit, progress=progress)
         writer.check_count(n_batches)
     except BaseException:
-        if writer.batches > held:
+        if writer.record.batches > held:
             writer.commit(complete=False)
         raise
-    if not writer.complete:
+    if not writer.record.complete:
         writer.commit(complete=True)
+
+
+def chained_digest(before: str, batch: Any) -> str:
+    """Return the digest of a batch and of all batches before it, whose digest is ``before``.
+
+    Tensors, arrays, texts and numbers count, in containers of any depth; of other objects only the type.
+    """
+    digest = hashlib.blake2b(before.encode(), digest_size=16)
+    for part in _content(batch):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _content(value: Any) -> Iterator[Any]:
+    """Yield the bytes that a value is made of, each after its type and size."""
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)} ".encode()
+        yield tensor_bytes(value)
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield f"{value.dtype.str} {value.shape} ".encode()
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    elif isinstance(value, Mapping | tuple | list | np.ndarray):
+        yield f"{'mapping' if isinstance(value, Mapping) else 'sequence'} {len(value)} ".encode()
+        for part in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
+            yield from _content(part)
+    else:
+        text = repr(value) if isinstance(value, str | bytes | int | float | complex | np.generic | None) else ""
+        yield f"{type(value).__qualname__} {len(text)} {text} ".encode()
 
 
 def length_of(loader: Iterable[Any]) -> int | None:

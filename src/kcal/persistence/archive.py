@@ -91,11 +91,9 @@ def load(
     if projection is not None and not isinstance(projection, nn.Module):
         raise InvalidInputError("projection", "must be a torch module", got=shown(projection))
     loaded = from_parts(*_parse(_read(path), path), path, projection)
-    if place is None:
-        return loaded
-    if not isinstance(loaded, KernelCalibrator):
+    if place is not None and not isinstance(loaded, KernelCalibrator):
         raise LoadArgumentError("device", f"is not used by a saved {type(loaded).__name__}", remedy="Leave it out.")
-    return loaded.to(place)
+    return loaded if place is None else loaded.to(place)
 
 
 def load_calibrator(path: Source) -> Calibrator:
@@ -199,13 +197,7 @@ def _read(path: Path) -> bytes:
     try:
         if not path.is_file():
             raise FileFormatError(f"{path} is not a file.")
-        with path.open("rb") as file:
-            if int.from_bytes(file.read(LENGTH_BYTES), "little") > os.fstat(file.fileno()).st_size:
-                raise FileFormatError(f"{path} is not a kcal file, or it is truncated or corrupt.")
-            file.seek(0)
-            return file.read()
-    except PermissionError as error:
-        raise FileFormatError(f"{path} cannot be read: its permissions do not allow it to this user.") from error
+        return path.read_bytes()
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read ({error}).") from error
 
@@ -272,8 +264,6 @@ def _check_calibrator(loaded: Calibrator | TrainedProjection, source: Source) ->
 
 def projection_state(trained: TrainedProjection) -> CalibratorState:
     """Return the content of a trained projection: its checkpoints, and how they were trained."""
-    states = enumerate(module.state_dict() for module in trained.checkpoints)
-    tensors = {f"{place}.{name}": tensor for place, state in states for name, tensor in state.items()}
     values: dict[str, Any] = {
         "checkpoints": [architecture_of(module) for module in trained.checkpoints],
         "steps": list(trained.steps),
@@ -281,49 +271,36 @@ def projection_state(trained: TrainedProjection) -> CalibratorState:
         "recipe": recipe_to_dict(trained.recipe),
         "classes": encode_classes(trained.classes),
     }
-    prints = torch.from_numpy(trained.fingerprints.view(np.int64))
-    return CalibratorState(PROJECTION, {}, values, {**tensors, "fingerprints": prints})
+    tensors = nn.ModuleList(trained.checkpoints).state_dict()
+    fingerprints = torch.from_numpy(trained.fingerprints.view(np.int64))
+    return CalibratorState(PROJECTION, {}, values, {**tensors, "fingerprints": fingerprints})
 
 
 def restore_projection(state: CalibratorState, *, projection: nn.Module | None = None) -> TrainedProjection:
     """Return the trained projection; ``projection`` is its module, if the architecture is not one of kcal's."""
-    values, tensors = state.values, state.tensors
-    architectures, steps, prints = values["checkpoints"], values["steps"], tensors["fingerprints"]
+    values, tensors = state.values, dict(state.tensors)
+    architectures, steps, prints = values["checkpoints"], values["steps"], tensors.pop("fingerprints")
     if not (architectures and len(architectures) == len(steps) and all(type(step) is int for step in steps)):
         raise FileFormatError("the stored checkpoints and their steps are damaged.")
     if prints.dtype != torch.int64 or prints.ndim != 1:
         raise FileFormatError("the stored fingerprints are damaged.")
     if (projection is None) == (architectures[0] == OWN_MODULE):
-        expected = (
-            "is needed: it is a module of your own" if projection is None else "is not needed: it is stored whole"
-        )
+        expected = "is needed: it is your own module" if projection is None else "is not needed: it is stored whole"
         raise LoadArgumentError("projection", expected, remedy="Pass a module of its architecture, or leave it out.")
-    checkpoints = []
-    for place, name in enumerate(architectures):
-        stored = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{place}.")}
-        own = {key.removeprefix(f"{place}."): tensor for key, tensor in stored.items()}
-        checkpoints.append(_restore_checkpoint(name, own, projection))
+    like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
+    if projection is not None:
+        modules = [frozen_copy(projection, like) for _ in architectures]
+    else:
+        dimension, n_features = tensors["0.reduce.weight"].shape
+        with torch.device("meta"):
+            dtype = str(like.dtype).removeprefix("torch.")
+            modules = [new_projection(name, n_features, dimension, dtype) for name in architectures]
+    nn.ModuleList(modules).load_state_dict(tensors, assign=projection is None)
     return TrainedProjection(
-        checkpoints=tuple(checkpoints),
+        checkpoints=tuple(module.requires_grad_(False) for module in modules),
         steps=tuple(steps),
         curve=TrainingCurve(**{name: tuple(entries) for name, entries in values["curve"].items()}),
         recipe=recipe_from_dict(values["recipe"]),
         classes=decode_classes(values["classes"]),
         fingerprints=prints.numpy().view(np.uint64),
     )
-
-
-def _restore_checkpoint(name: str, tensors: Tensors, projection: nn.Module | None) -> nn.Module:
-    """Return a checkpoint; the sizes of a projection of kcal are those of its linear map."""
-    like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
-    if projection is not None:
-        module = frozen_copy(projection, like)
-    else:
-        dimension, n_features = tensors["reduce.weight"].shape
-        with torch.device("meta"):
-            module = new_projection(name, n_features, dimension, str(like.dtype).removeprefix("torch."))
-    try:
-        module.load_state_dict(tensors, assign=projection is None)
-    except RuntimeError as error:
-        raise FileFormatError(f"the stored projection does not fit: {error}") from error
-    return module.requires_grad_(False)

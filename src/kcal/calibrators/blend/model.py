@@ -28,7 +28,7 @@ from kcal.calibrators.blend.pool import pool_log_probs
 from kcal.calibrators.kernel_model import MAX_SUMS, KernelModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
-from kcal.embeddings.layer_calls import CONVOLUTIONS
+from kcal.embeddings.heads import CONVOLUTIONS
 from kcal.errors import InvalidInputError
 from kcal.kernels import ClassSums, SortedSupport
 from kcal.validation import LARGEST, shown, to_numbers, unchecked_logits
