@@ -162,15 +162,9 @@ def from_parts(
         return calibrator_class(state.method).from_state(state, **parts)
     except LoadArgumentError:
         raise
-    except FileFormatError as error:
-        raise FileFormatError(f"{source}: {error}") from error
-    except InvalidInputError as error:  # fit would have raised it, so no fit can have written the file
-        raise FileFormatError(f"{source}: a stored parameter is damaged: {error}") from error
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
-        raise FileFormatError(
-            f"{source} is a kcal file, but a part of it is missing or damaged ({type(error).__name__}: {error}). "
-            "Save the calibrator again."
-        ) from error
+        what = "" if isinstance(error, FileFormatError) else f"a part is missing or damaged ({type(error).__name__}): "
+        raise FileFormatError(f"{source}: {what}{error}") from error
 
 
 def to_metadata(header: str, tensors: Tensors) -> dict[str, str]:

@@ -123,18 +123,14 @@ class CalibrationStore:
         self.path = check_path(path)
         if self.path.name == ":memory:" or str(self.path).startswith("file:"):
             raise InvalidInputError("path", "must be the name of a file on disk", got=str(self.path))
-        if not self.path.parent.is_dir():
-            raise InvalidInputError("path", "must lie in an existing folder", got=str(self.path))
         self._lock, self._is_closed = threading.RLock(), False
         if not self.path.exists():
             self._create()
         elif self.path.is_file() and self.path.stat().st_size == 0:  # SQLite would take it for a new database
             raise self._damaged("it is empty")
-        try:
-            options: dict[str, Any] = {"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False}
+        options: dict[str, Any] = {"timeout": BUSY_SECONDS, "isolation_level": None, "check_same_thread": False}
+        with self._own_errors():
             self._database = sqlite3.connect(self.path, **options)
-        except sqlite3.Error as error:
-            raise self._explained(error) from error
         try:
             self._rows("PRAGMA synchronous = FULL")
             self._rows("PRAGMA secure_delete = ON")
@@ -444,17 +440,12 @@ class CalibrationStore:
         if largest is None or isinstance(largest, str):
             return [uuid.uuid4().hex for _ in range(n_samples)]
         first = max(int(largest) + 1, 0)
-        if first + n_samples - 1 > MAX_INTEGER:
-            raise InvalidInputError("outputs.ids", f"must be given, since there are none left above {largest}")
         return list(range(first, first + n_samples))
 
     def _each(self, query: str, values: Sequence[Any] = ()) -> Iterator[Record]:
         """Yield the rows of a statement. While it is open, another process's writes are not seen."""
-        with self._lock:
-            try:
-                yield from self._database.execute(query, values)
-            except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may hold a part of a damaged file
-                raise self._explained(error) from error
+        with self._lock, self._own_errors():
+            yield from self._database.execute(query, values)
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[Record]:
         """Run a statement and return all of its rows, read before another thread may use the connection."""
@@ -482,18 +473,20 @@ class CalibrationStore:
                         self._rows(statement)
                 raise
 
-    def _explained(self, error: Exception) -> KcalError:
-        """Return an error of SQLite as one of kcal."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if self._is_closed:
-            return InvalidInputError("store", "is closed", remedy="Open it again.")
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return StoreBusyError(f"Another process holds the store {self.path}. Try again later.")
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return self._unusable(error)
-        if code == sqlite3.SQLITE_CORRUPT:
-            return self._damaged(str(error))
-        return FileFormatError(f"{self.path} is not a calibration store, or cannot be used ({error}).")
+    @contextmanager
+    def _own_errors(self) -> Iterator[None]:
+        """Turn errors of SQLite into those of kcal."""
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # a message may hold a part of a damaged file
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if self._is_closed:
+                raise InvalidInputError("store", "is closed", remedy="Open it again.") from error
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StoreBusyError(f"Another process holds the store {self.path}. Try again later.") from error
+            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+                raise self._unusable(error) from error
+            raise self._damaged(f"it is not a calibration store, or was changed ({error})") from error
 
     def _damaged(self, what: str) -> FileFormatError:
         remedy = "Restore it from a backup, or delete it and append the samples to a new store."
