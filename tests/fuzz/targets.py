@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
 import kcal
-from kcal import losses, metrics, monitoring, plots
+from kcal import losses, metrics, monitoring
 from kcal.calibrators import METHODS
-from kcal.report import report_page
-
-plt.switch_backend("agg")
 
 GENERATOR = np.random.default_rng(0)
 LABELS = np.arange(36) % 3
@@ -24,6 +20,7 @@ LOGITS = GENERATOR.normal(size=(36, 3)) + 2.0 * np.eye(3)[LABELS]
 PROBS = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
 WEIGHTS = GENERATOR.uniform(0.5, 2.0, 36)
 GROUPS = np.arange(36) // 3
+PRIOR = np.bincount(LABELS) / len(LABELS)
 
 QUICK: dict[str, dict[str, Any]] = {
     "kcal": {"projection": "identity", "bandwidth": 0.7},
@@ -31,7 +28,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "kcal-logits": {"projection": "identity", "bandwidth": 0.7},
     "imax": {"bins": 4},
 }
-LEFT_OUT = {"gp", "dircal", "iop", "kcal-linear", "kcal-paper"}
+LEFT_OUT = {"gp", "dircal", "iop", "kcal-linear", "kcal-paper", "refit"}
 """Methods whose fit takes long and whose border is that of the others."""
 
 
@@ -41,183 +38,81 @@ class Target:
 
     name: str
     call: Callable[..., Any]
-    good: dict[str, Any] = field(repr=False)
-    arrays: tuple[str, ...]
-    scalars: tuple[str, ...]
+    arrays: dict[str, Any] = field(repr=False)
+    scalars: dict[str, Any] = field(repr=False)
+
+    @property
+    def good(self) -> dict[str, Any]:
+        return self.arrays | self.scalars
 
 
-def _calibrate(method: str) -> Callable[..., Any]:
+def calibrator_target(name: str) -> Target:
+    method = METHODS[name]
+    data: dict[str, Any] = {"X": LOGITS if method.inputs == "logits" else EMBEDDINGS, "y": LABELS}
+    data |= {"sample_weight": WEIGHTS}
+    data |= {"logits": LOGITS} if method.inputs == "both" else {}
+    data |= {"groups": GROUPS} if method.inputs != "logits" else {}
+    parameters = method.factory(**QUICK.get(name, {})).get_params(deep=False)
+    parameters = {key: value for key, value in parameters.items() if key not in ("progress", "recipe")}
+
     def call(**arguments: Any) -> Any:
-        fitted = ("X", "y", "sample_weight", "groups", "logits", "classes")
-        parameters = {name: value for name, value in arguments.items() if name not in fitted}
-        data = {name: arguments[name] for name in fitted if name in arguments}
-        calibrator = METHODS[method].factory(**parameters).fit(**data)
-        logits = {"logits": LOGITS[:5] * 0.9} if METHODS[method].inputs == "both" else {}
-        rows = LOGITS[:5] * 0.9 if METHODS[method].inputs == "logits" else EMBEDDINGS[:5] * 0.9
-        return calibrator.predict_proba(rows, **logits)
+        given = {key: arguments[key] for key in data}
+        calibrator = method.factory(**{key: arguments[key] for key in parameters}).fit(**given)
+        logits = {"logits": LOGITS[:5] * 0.9} if method.inputs == "both" else {}
+        return calibrator.predict_proba((LOGITS if method.inputs == "logits" else EMBEDDINGS)[:5] * 0.9, **logits)
 
-    return call
+    return Target(name, call, data, parameters)
 
 
-def _calibrators() -> list[Target]:
-    targets = []
-    for name, method in METHODS.items():
-        if name in LEFT_OUT:
-            continue
-        data: dict[str, Any] = {"X": LOGITS if method.inputs == "logits" else EMBEDDINGS, "y": LABELS}
-        data["sample_weight"] = WEIGHTS
-        if method.inputs == "both":
-            data["logits"] = LOGITS
-        if method.inputs != "logits":
-            data["groups"] = GROUPS
-        arrays = tuple(data)
-        defaults = method.factory(**QUICK.get(name, {})).get_params(deep=False)
-        parameters = {key: value for key, value in defaults.items() if key not in ("progress", "recipe")}
-        if name in ("kcal", "kcal-logits"):
-            parameters["recipe"] = "fast"
-        targets.append(Target(name, _calibrate(name), parameters | data, arrays, tuple(parameters)))
-    return targets
+METRICS: dict[str, dict[str, Any]] = {
+    "accuracy": {},
+    "negative_log_likelihood": {"clip": "published"},
+    "multiclass_brier_loss": {},
+    "expected_calibration_error": {"bins": 5},
+    "classwise_calibration_error": {"bins": 5, "threshold": "max"},
+    "reliability": {"bins": 5, "of": "confidence"},
+    "smooth_calibration_error": {},
+    "kde_calibration_error": {},
+    "debiased_squared_calibration_error": {"bins": 5},
+    "murphy_decomposition": {"bins": 5},
+    "class_errors": {"bins": 5},
+    "accuracy_rejection": {},
+    "evaluate": {"bins": 5, "seed": 0},
+}
 
 
-def _metrics() -> list[Target]:
-    data = {"probs": PROBS, "labels": LABELS}
-    targets = []
-    options: dict[str, dict[str, Any]] = {
-        "accuracy": {},
-        "negative_log_likelihood": {"clip": "published"},
-        "multiclass_brier_loss": {},
-        "top_label_brier_loss": {},
-        "expected_calibration_error": {"bins": 5},
-        "classwise_calibration_error": {"bins": 5, "threshold": "max"},
-        "reliability": {"bins": 5, "of": "confidence"},
-        "kernel_calibration_error": {},
-        "smooth_calibration_error": {},
-        "kde_calibration_error": {},
-        "debiased_squared_calibration_error": {"bins": 5},
-        "marginal_calibration_error": {"bins": 5},
-        "top_label_calibration_error": {"bins": 5},
-        "murphy_decomposition": {"bins": 5},
-        "class_errors": {"bins": 5},
-        "accuracy_rejection": {},
-        "evaluate": {"bins": 5, "seed": 0},
-    }
-    for name, scalars in options.items():
-        function = getattr(metrics, name)
-        weighted = {"sample_weight": WEIGHTS} if name != "kernel_calibration_error" else {}
-        targets.append(Target(name, function, data | weighted | scalars, tuple(data | weighted), tuple(scalars)))
-    return targets
+def prior(**arguments: Any) -> Any:
+    return kcal.estimate_prior(**arguments).prior[None]
 
 
-def _monitoring() -> list[Target]:
-    reference = np.bincount(LABELS) / len(LABELS)
-
-    def prior(**arguments: Any) -> Any:
-        return kcal.estimate_prior(**arguments).prior[None]
-
-    def corrected(**arguments: Any) -> Any:
-        return kcal.estimate_prior(PROBS, **arguments).prior[None]
-
-    def watched(probs: Any, labels: Any, groups: Any, alpha: Any, tolerance: Any) -> Any:
-        monitor = monitoring.CalibrationMonitor([0, 1, 2], alpha=alpha, tolerance=tolerance)
-        return monitor.update(probs, labels, groups).path
-
-    def drift(reference: Any, scores: Any, alpha: Any) -> Any:
-        return monitoring.DriftMonitor(reference, alpha=alpha).update(scores).path
-
-    def performance(**arguments: Any) -> Any:
-        return np.array(kcal.estimate_performance(**arguments).accuracy)
-
-    def discrepancy(**arguments: Any) -> float:
-        return monitoring.mean_embedding_test(n_permutations=19, **arguments).p_value
-
-    options: dict[str, Any] = {"reference": reference, "strength": 1.0, "confidence": 0.9, "method": "em"}
-    known = {"calibration_probs": PROBS, "calibration_labels": LABELS}
-    rows = {"probs": PROBS, "labels": LABELS, "groups": GROUPS}
-    scores = {"reference": EMBEDDINGS[:, 0], "scores": EMBEDDINGS[:, 1]}
-    wealth = {"curves": {"a": [0.0, 1.0]}, "alpha": 0.1, "ax": None, "title": None}
-    return [
-        Target("estimate_prior", prior, {"probs": PROBS, "groups": GROUPS} | options, ("probs", "groups"),
-               tuple(options)),
-        Target("estimate_prior, corrected", corrected, known, tuple(known), ()),
-        Target("adjust_prior", monitoring.adjust_prior, {"probs": PROBS, "prior": reference, "reference": reference},
-               ("probs",), ("prior", "reference")),
-        Target("estimate_performance", performance, {"probs": PROBS, "target": "rows", "confidence": 0.9},
-               ("probs",), ("target", "confidence")),
-        Target("CalibrationMonitor", watched, rows | {"alpha": 0.05, "tolerance": 0.0}, tuple(rows),
-               ("alpha", "tolerance")),
-        Target("DriftMonitor", drift, scores | {"alpha": 0.05}, (), (*scores, "alpha")),
-        Target("mean_embedding_test", discrepancy, {"reference": EMBEDDINGS, "X": EMBEDDINGS + 1, "n_features": 8},
-               ("reference", "X"), ("n_features",)),
-        Target("wealth_curves", plots.wealth_curves, wealth, (), tuple(wealth)),
-    ]  # fmt: skip
+def monitored(probs: Any, labels: Any, groups: Any, alpha: Any, tolerance: Any) -> Any:
+    return monitoring.CalibrationMonitor([0, 1, 2], alpha=alpha, tolerance=tolerance).update(probs, labels, groups).path
 
 
-def _drawings() -> list[Target]:
-    bins = metrics.reliability(PROBS, LABELS, bins=5)
-
-    def drawn(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(**arguments: Any) -> None:
-            try:
-                function(**arguments)
-            finally:
-                plt.close("all")
-
-        return call
-
-    ranks = metrics.average_ranks({"task": {"a": [0.1, 0.2], "b": [0.3, 0.4]}})
-    return [
-        Target(
-            "reliability_diagram",
-            drawn(plots.reliability_diagram),
-            {"predictions": bins, "labels": None, "of": None, "ax": None, "title": None},
-            (),
-            ("predictions", "labels", "of", "ax", "title"),
-        ),
-        Target("rank_plot", drawn(plots.rank_plot), {"ranks": ranks, "ax": None}, (), ("ranks", "ax")),
-        Target("bandwidth_curve", drawn(plots.bandwidth_curve), {"curve": None}, (), ("curve",)),
-        Target("training_curve", drawn(plots.training_curve), {"curve": None}, (), ("curve",)),
-        Target(
-            "report_page",
-            drawn(report_page),
-            {
-                "probs": {"network": PROBS},
-                "labels": LABELS,
-                "limit": 2,
-                "minimum_count": 5,
-                "class_names": ["a", "b", "c"],
-            },
-            (),
-            ("probs", "labels", "class_names"),
-        ),
-    ]
+def drift(reference: Any, scores: Any, alpha: Any) -> Any:
+    return monitoring.DriftMonitor(reference, alpha=alpha).update(scores).path
 
 
-def _losses() -> list[Target]:
-    tensors = {"logits": torch.as_tensor(LOGITS), "labels": torch.as_tensor(LABELS)}
-    return [
-        Target(
-            "focal_loss",
-            losses.focal_loss,
-            tensors | {"gamma": 2.0, "reduction": "mean"},
-            (),
-            (*tensors, "gamma", "reduction"),
-        ),
-        Target("mmce", losses.mmce, tensors | {"weighted": True}, (), tuple(tensors)),
-        Target("mmce_loss", losses.mmce_loss, tensors | {"coefficient": 1.0}, (), (*tensors, "coefficient")),
-    ]
+def performance(**arguments: Any) -> Any:
+    return np.array(kcal.estimate_performance(**arguments).accuracy)
 
 
-def _others() -> list[Target]:
-    return [
-        Target(
-            "average_ranks",
-            metrics.average_ranks,
-            {"tasks": {"task": {"a": [0.1, 0.2], "b": [0.3, 0.4]}}},
-            (),
-            ("tasks",),
-        ),
-        Target("load", kcal.load, {"path": "missing.kcal"}, (), ("path",)),
-    ]
-
-
-TARGETS = [*_calibrators(), *_metrics(), *_monitoring(), *_drawings(), *_losses(), *_others()]
+WEIGHTED = {"probs": PROBS, "labels": LABELS, "sample_weight": WEIGHTS}
+KNOWN = {"calibration_probs": PROBS, "calibration_labels": LABELS}
+OPTIONS = {"reference": PRIOR, "strength": 1.0, "confidence": 0.9, "method": "em"}
+TENSORS = {"logits": torch.as_tensor(LOGITS), "labels": torch.as_tensor(LABELS)}
+TARGETS = [
+    *(calibrator_target(name) for name in METHODS if name not in LEFT_OUT),
+    *(Target(name, getattr(metrics, name), WEIGHTED, options) for name, options in METRICS.items()),
+    Target("estimate_prior", prior, {"probs": PROBS, "groups": GROUPS}, OPTIONS),
+    Target("estimate_prior, corrected", lambda **known: prior(probs=PROBS, **known), KNOWN, {}),
+    Target("adjust_prior", monitoring.adjust_prior, {"probs": PROBS}, {"prior": PRIOR, "reference": PRIOR}),
+    Target("estimate_performance", performance, {"probs": PROBS}, {"target": "rows", "confidence": 0.9}),
+    Target("CalibrationMonitor", monitored, {"probs": PROBS, "labels": LABELS, "groups": GROUPS},
+           {"alpha": 0.05, "tolerance": 0.0}),
+    Target("DriftMonitor", drift, {}, {"reference": EMBEDDINGS[:, 0], "scores": EMBEDDINGS[:, 1], "alpha": 0.05}),
+    Target("focal_loss", losses.focal_loss, {}, TENSORS | {"gamma": 2.0, "reduction": "mean"}),
+    Target("mmce_loss", losses.mmce_loss, {}, TENSORS | {"coefficient": 1.0}),
+    Target("average_ranks", metrics.average_ranks, {}, {"tasks": {"task": {"a": [0.1, 0.2], "b": [0.3, 0.4]}}}),
+    Target("load", kcal.load, {}, {"path": "missing.kcal"}),
+]  # fmt: skip

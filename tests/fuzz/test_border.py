@@ -60,11 +60,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_wrong_argument_is_named_or_answered_correctly(target: Target) -> None:
-    cases = [(name, kind, make) for name in target.scalars for kind, make in SCALARS.items()]
-    cases += [(name, kind, make) for name in target.arrays for kind, make in (SCALARS | ARRAYS).items()]
+def test_wrong_argument_is_named_or_answered_correctly(target: Target) -> None:
+    cases = [*product(target.scalars, SCALARS.items()), *product(target.arrays, (SCALARS | ARRAYS).items())]
     wrong = {}
-    for argument, kind, make in cases:
+    for argument, (kind, make) in cases:
         trouble = outcome(target, argument, make(target.good[argument]))
         if trouble is not None:
             wrong[f"{argument} = {kind}"] = trouble
@@ -72,7 +71,7 @@ def test_a_wrong_argument_is_named_or_answered_correctly(target: Target) -> None
 
 
 @pytest.mark.parametrize("target", [target for target in TARGETS if target.arrays], ids=lambda target: target.name)
-def test_the_same_numbers_in_another_container_give_the_same_answer(target: Target) -> None:
+def test_same_numbers_in_another_container_give_the_same_result(target: Target) -> None:
     expected = _numbers(target.call(**target.good))
     wrong = []
     for argument, (kind, make) in product(target.arrays, EQUIVALENTS.items()):

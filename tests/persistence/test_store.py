@@ -55,16 +55,34 @@ def test_everything_comes_back_in_order_and_in_chunks(store: CalibrationStore) -
         assert [len(chunk) for chunk in chunks] == [5, 5, 2]
         np.testing.assert_array_equal(np.concatenate(chunks), expected)
     assert stored.outputs.ids.tolist() == ids
+    assert store.contains([ids[2], "nobody", ids[0]]) == [True, False, True]
     assert stored.times[:7].tolist() == list(range(7))
 
 
-def test_a_reopened_store_has_the_same_samples(store: CalibrationStore) -> None:
-    store.append(outputs())
-    with CalibrationStore(store.path, version="2") as other:
-        other.append(outputs(3, seed=1))
+def test_a_reopened_store_has_the_same_samples(store: CalibrationStore, tmp_path: Path) -> None:
+    store.append(outputs(20, logits=np.arange(20.0), labels=np.arange(20) % 2))  # one logit for two classes
+    (tmp_path / "link.db").symlink_to(store.path)
+    with CalibrationStore(tmp_path / "link.db", version="2") as other:
+        other.append(outputs(3, seed=1, logits=np.arange(3.0)))
         np.testing.assert_array_equal(other.samples().outputs.embeddings, store.samples().outputs.embeddings)
+        np.testing.assert_array_equal(store.samples().outputs.logits[:20], np.arange(20.0)[:, None])
         assert store.samples().versions.tolist() == [""] * 20 + ["2"] * 3
         assert store.count_by_version() == {"": 20, "2": 3}
+
+
+def test_changes_are_new_corrected_and_deleted_samples(store: CalibrationStore) -> None:
+    store.append(outputs(5))
+    samples, deleted, last = store.changes()
+    assert samples is not None
+    assert (len(samples), deleted.tolist(), last) == (5, [], store.last_change)
+    assert store.changes(last)[::2] == (None, last)
+    store.correct(["s0-3"], [0])
+    store.append(outputs(1, seed=1))
+    store.append(outputs(1, seed=2, labels=None))
+    store.delete(["s0-1", "s1-0"])
+    samples, deleted, last = store.changes(last)
+    assert samples is not None
+    assert (samples.outputs.ids.tolist(), deleted.tolist(), last) == (["s0-3"], [2, 6], store.last_change)
 
 
 def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
@@ -75,6 +93,7 @@ def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
     assert store.samples(labelled=False).outputs.labels is None
     store.correct([12, 10], ["seizure", "normal"])
     store.correct([10], ["discharge"])
+    assert store.samples(labelled=False).outputs.labels.tolist() == ["discharge", None, "seizure", None]
     assert store.samples().outputs.ids.tolist() == [10, 12]
     assert store.samples().outputs.labels.tolist() == ["discharge", "seizure"]
 
@@ -104,13 +123,6 @@ def test_changes_of_a_transaction_are_made_together_or_not_at_all(store: Calibra
         assert 7 not in store.samples().outputs.labels
 
 
-def test_missing_labels_leave_the_others(store: CalibrationStore) -> None:
-    store.append(outputs(2, labels=[1, 2]))
-    store.append(outputs(1, seed=1, labels=None))
-    assert store.samples(labelled=False).outputs.labels.tolist() == [1, 2, None]
-    assert store.samples().outputs.labels.dtype.kind == "i"
-
-
 def test_new_ids_are_of_the_type_of_the_others(store: CalibrationStore) -> None:
     made = store.append(outputs(2, ids=None)) + store.append(outputs(2, ids=None))
     assert [type(name) for name in made] == [str] * 4
@@ -118,15 +130,6 @@ def test_new_ids_are_of_the_type_of_the_others(store: CalibrationStore) -> None:
     store.append(outputs(3, ids=[4, -2, 17]))
     assert store.append(outputs(2, ids=None)) + store.append(outputs(1, ids=None)) == [18, 19, 20]
     assert store.samples().outputs.ids.tolist() == [4, -2, 17, 18, 19, 20]
-
-
-def test_all_samples_have_groups_of_one_type(store: CalibrationStore) -> None:
-    store.append(outputs(3, groups=["a", "a", "b"]))
-    with pytest.raises(InvalidInputError, match=r"outputs.groups must be text"):
-        store.append(outputs(2, seed=1))
-    with pytest.raises(InvalidInputError, match=r"outputs.groups must be text, as in the store; got numbers"):
-        store.append(outputs(2, seed=1, groups=[1, 2]))
-    assert store.samples().outputs.groups.tolist() == ["a", "a", "b"]
 
 
 def test_a_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) -> None:
@@ -144,56 +147,38 @@ def test_a_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) 
     )
 
 
-def test_changes_name_what_is_new_corrected_and_gone(store: CalibrationStore) -> None:
-    store.append(outputs(5))
-    samples, deleted, last = store.changes()
-    assert samples is not None
-    assert (len(samples), deleted.tolist(), last) == (5, [], store.last_change)
-    assert store.changes(last)[::2] == (None, last)
-    store.correct(["s0-3"], [0])
-    store.append(outputs(1, seed=1))
-    store.append(outputs(1, seed=2, labels=None))
-    store.delete(["s0-1", "s1-0"])
-    samples, deleted, last = store.changes(last)
-    assert samples is not None
-    assert samples.outputs.ids.tolist() == ["s0-3"]
-    assert deleted.tolist() == [2, 6]
-    assert last == store.last_change
-
-
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "parameter"),
     [
-        (lambda s: s.append(outputs(2)), "ids must be new; got 's0-0' again. Change labels with correct"),
-        (lambda s: s.append(outputs(2, seed=1, ids=["a", "a"])), "ids must be unique"),
-        (lambda s: s.append(np.zeros((2, 4))), "outputs must be a kcal.ClassifierOutputs"),
-        (lambda s: s.append(ClassifierOutputs(labels=[1])), "outputs must have embeddings or logits"),
-        (
-            lambda s: s.append(outputs(2, seed=1, embeddings=np.zeros((2, 5)))),
-            "outputs.embeddings must be",
-        ),
-        (lambda s: s.append(outputs(2, seed=1, embeddings=None)), "outputs.embeddings must be"),
-        (lambda s: s.append(outputs(2, seed=1, logits=np.zeros((3, 3)))), "outputs.logits must have 2 rows; got 3"),
+        (lambda s: s.append(outputs(2, groups=[1, 2])), "ids"),
+        (lambda s: s.append(outputs(2, seed=1, ids=["a", "a"])), "ids"),
+        (lambda s: s.append(outputs(2, seed=1, ids=[7, 8])), "outputs.ids"),
+        (lambda s: s.append(outputs(2, seed=1, ids=[0.5, 1])), "ids"),
+        (lambda s: s.append(outputs(1, seed=1, ids=np.array([2**63]))), "ids"),
+        (lambda s: s.append(np.zeros((2, 4))), "outputs"),
+        (lambda s: s.append(ClassifierOutputs(labels=[1])), "outputs"),
+        (lambda s: s.append(outputs(2, seed=1, embeddings=np.zeros((2, 5)))), "outputs.embeddings"),
+        (lambda s: s.append(outputs(2, seed=1, embeddings=None)), "outputs.embeddings"),
         (lambda s: s.append(outputs(2, seed=1, embeddings=np.full((2, 4), np.nan))), "outputs.embeddings"),
-        (
-            lambda s: s.append(outputs(2, seed=1, labels=["a", "b"])),
-            "labels must be numbers, as in the store",
-        ),
-        (lambda s: s.append(outputs(2, seed=1, ids=[7, 8])), "outputs.ids must be text, as in the store; got numbers"),
-        (lambda s: s.append(outputs(2, seed=1, ids=[0.5, 1])), "ids must be text or integers.*0.5"),
-        (lambda s: s.append(outputs(1, seed=1, ids=np.array([2**63]))), "ids must be text or integers below 2"),
-        (lambda s: s.append(outputs(2, seed=1, groups=[1, 2])), "outputs.groups must be left out, as in the store"),
-        (lambda s: s.append(outputs(2, seed=1), times=[1.0]), "times must be 2 finite numbers"),
-        (lambda s: s.correct(["s0-0", "nobody"], [1, 1]), "ids must be ids of samples in the store; got 'nobody'"),
-        (lambda s: s.correct(["s0-0"], ["x"]), "labels must be numbers, as in the store"),
-        (lambda s: s.delete(["s0-0", "nobody"]), "ids must be ids of samples in the store; got 'nobody'"),
+        (lambda s: s.append(outputs(2, seed=1, logits=np.zeros((3, 3)))), "outputs.logits"),
+        (lambda s: s.append(outputs(2, seed=1, labels=["a", "b"], groups=[1, 2])), "labels"),
+        (lambda s: s.append(outputs(2, seed=1, groups=None)), "outputs.groups"),
+        (lambda s: s.append(outputs(2, seed=1, groups=["a", "b"])), "outputs.groups"),
+        (lambda s: s.append(outputs(2, seed=1), times=[1.0]), "times"),
+        (lambda s: s.correct(["s0-0", "nobody"], [1, 1]), "ids"),
+        (lambda s: s.correct(["s0-0"], ["x"]), "labels"),
+        (lambda s: s.delete(["s0-0", "nobody"]), "ids"),
+        (lambda s: s.delete([np.nan]), "ids"),
+        (lambda s: s.chunks(0), "size"),
+        (lambda s: s.samples(version=3), "version"),
     ],
 )
-def test_bad_input_changes_nothing(store: CalibrationStore, call: Any, message: str) -> None:
-    store.append(outputs())
+def test_bad_input_changes_nothing(store: CalibrationStore, call: Any, parameter: str) -> None:
+    store.append(outputs(groups=np.arange(20)))
     before, change = store.samples().outputs, store.last_change
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError) as raised:
         call(store)
+    assert raised.value.parameter == parameter
     assert store.last_change == change
     np.testing.assert_array_equal(store.samples().outputs.labels, before.labels)
 
@@ -209,8 +194,10 @@ def test_foreign_files_are_refused_and_not_changed(tmp_path: Path) -> None:
             CalibrationStore(path)
         if path is text:
             assert path.read_bytes() == before
-    with pytest.raises(InvalidInputError, match="path must be in an existing folder"):
-        CalibrationStore(tmp_path / "nowhere" / "store.db")
+    (tmp_path / "folder.db").mkdir()
+    for wrong in ("nowhere/store.db", "folder.db"):
+        with pytest.raises(InvalidInputError, match=r"^path"):
+            CalibrationStore(tmp_path / wrong)
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
@@ -363,32 +350,6 @@ def test_a_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
     store.close()
     assert len(seen) > 5
     assert max(seen) == 36
-
-
-def test_logits_of_two_classes_may_be_one_number_each(store: CalibrationStore) -> None:
-    store.append(outputs(5, logits=np.arange(5.0), labels=np.arange(5) % 2))
-    np.testing.assert_array_equal(store.samples().outputs.logits, np.arange(5.0)[:, None])
-
-
-def test_impossible_chunks_ids_and_paths_say_what_is_expected(store: CalibrationStore, tmp_path: Path) -> None:
-    for size in (0, -3, 2.5):
-        with pytest.raises(InvalidInputError, match="size must be an integer"):
-            store.chunks(size)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="ids must have no missing"):
-        store.delete([np.nan])
-    with pytest.raises(InvalidInputError, match="version must be text"):
-        store.samples(version=3)  # type: ignore[arg-type]
-    (tmp_path / "folder.db").mkdir()
-    with pytest.raises(InvalidInputError, match="path must be a file that can be written"):
-        CalibrationStore(tmp_path / "folder.db")
-
-
-def test_a_store_may_be_made_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link.db").symlink_to(tmp_path / "store.db")
-    with CalibrationStore(tmp_path / "link.db") as store:
-        store.append(outputs(2))
-    with CalibrationStore(tmp_path / "store.db") as store:
-        assert len(store) == 2
 
 
 def test_a_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
