@@ -6,11 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from kcal.errors import InvalidInputError
-from kcal.validation import check_integer, shown
+from kcal.validation import shown
 
 IMAGE_SHAPE: Final = (1, 28, 28)
 EMBEDDING_DIMENSION: Final = 64
-MOST_CLASSES: Final = 100_000
 
 
 class SmallCNN(nn.Module):
@@ -22,7 +21,6 @@ class SmallCNN(nn.Module):
 
     def __init__(self, n_classes: int = 10) -> None:
         super().__init__()
-        check_integer(n_classes, "n_classes", minimum=1, maximum=MOST_CLASSES)
         self.features = nn.Sequential(
             halving_convolution(1, 32),  # 28 -> 14 pixels
             halving_convolution(32, 48),  # 14 -> 7
