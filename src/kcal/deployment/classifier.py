@@ -45,7 +45,7 @@ from kcal.embeddings.networks import checksum, count_rows, device_of, evaluation
 from kcal.errors import InvalidInputError, NetworkWarning, warn
 from kcal.modes import without_autocast
 from kcal.persistence import from_parts, load_with_network, save, to_parts
-from kcal.validation import shown
+from kcal.validation import check_columns, shown
 
 ARRAYS = (torch.Tensor, np.ndarray)
 Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
@@ -431,11 +431,7 @@ def with_names(outputs: ClassifierOutputs, classes: Any) -> ClassifierOutputs:
     if names.ndim != 1 or (outputs.logits is not None and len(names) != outputs.logits.shape[1]):
         expected = f"must name every column of the logits ({outputs.logits.shape[1]})"
         raise InvalidInputError("classes", expected, got=shown(classes))
-    wrong = (labels < 0) | (labels >= len(names))
-    if wrong.any():
-        expected, row = f"must be from 0 to {len(names) - 1}, columns of the logits", int(np.argmax(wrong))
-        raise InvalidInputError("labels", expected, got=f"{labels[row]} at row {row}")
-    return replace(outputs, labels=names[labels])
+    return replace(outputs, labels=names[check_columns(labels, len(labels), len(names))])
 
 
 def is_batch(data: Any) -> bool:

@@ -52,9 +52,8 @@ def head_from_reference(stored: dict[str, Any] | str | None) -> LayerHead | None
     if stored == FUNCTION:
         expected = "must be given again: it is a function, of which nothing is stored"
         raise InvalidInputError("head", expected, got="None", remedy="Pass head= to CalibratedClassifier.")
-    if not isinstance(stored, dict) or set(stored) != set(FIELDS):
-        raise FileFormatError("the stored head is damaged.")
-    if any(not isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
+    has_fields = isinstance(stored, dict) and set(stored) == set(FIELDS)
+    if not has_fields or not all(isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
         raise FileFormatError("the stored head is damaged.")
     return LayerHead(**stored)
 
