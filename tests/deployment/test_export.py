@@ -357,19 +357,6 @@ def test_wrong_arguments_are_named(
     assert not list(tmp_path.iterdir())
 
 
-def test_network_that_has_changed_since_the_fit_warns(
-    scaled: CalibratedClassifier, trained: Trained, tmp_path: Path
-) -> None:
-    with torch.no_grad():
-        trained.network.fc.bias += 1.0
-    try:
-        with pytest.warns(kcal.NetworkWarning, match="changed since the fit"):
-            scaled.network_to_onnx(tmp_path / "net.onnx", trained.points[:4])
-    finally:
-        with torch.no_grad():
-            trained.network.fc.bias -= 1.0
-
-
 def test_missing_extra_is_named(
     scaled: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

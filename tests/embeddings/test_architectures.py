@@ -56,7 +56,7 @@ def test_embeddings_are_the_features_before_the_classifier_of_timm(name: str, ti
     np.testing.assert_allclose(outputs.logits, logits.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_distilled_transformer_needs_a_choice(timm: Any) -> None:
+def test_distilled_transformer_needs_a_choice(timm: Any) -> None:
     network = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=N_CLASSES, img_size=32, depth=2)
     images = torch.randn(2, 3, 32, 32)
     with pytest.raises(InvalidInputError, match=r"head \(192 → 5.*head_dist \(192 → 5"):
@@ -107,7 +107,7 @@ def test_embeddings_of_text_classifiers_are_their_own(make: Any, transformers: A
     np.testing.assert_array_equal(outputs.labels, [0, 1, 2])
 
 
-def test_the_embedding_of_a_vision_transformer_is_its_class_token(transformers: Any) -> None:
+def test_embedding_of_a_vision_transformer_is_its_class_token(transformers: Any) -> None:
     config = transformers.ViTConfig(image_size=16, patch_size=8, num_labels=N_CLASSES, **SIZES)
     network, images = transformers.ViTForImageClassification(config).eval(), torch.randn(3, 3, 16, 16)
     outputs = extract(network, [{"pixel_values": images}])
@@ -116,7 +116,7 @@ def test_the_embedding_of_a_vision_transformer_is_its_class_token(transformers: 
     np.testing.assert_allclose(outputs.embeddings, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_an_encoding_of_transformers_is_a_batch(transformers: Any) -> None:
+def test_encoding_of_transformers_is_a_batch(transformers: Any) -> None:
     network, _ = bert(transformers)
     encoding = transformers.BatchEncoding({**TEXT, "labels": torch.arange(3)})
     assert extract(network, [encoding]).embeddings.shape == (3, 16)

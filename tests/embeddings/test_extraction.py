@@ -82,7 +82,7 @@ def test_batches_of_every_kind_give_the_same(kind: str, network: nn.Module) -> N
     assert repr(outputs) == "ClassifierOutputs(embeddings (20, 8), logits (20, 5), labels (20,))"
 
 
-def test_a_function_splits_other_batches(network: nn.Module) -> None:
+def test_function_splits_other_batches(network: nn.Module) -> None:
     outputs = extract(network, [{"x": X, "y": Y, "id": 3}], batch=lambda part: (part["x"], part["y"]))
     np.testing.assert_array_equal(outputs.labels, Y.numpy())
 
@@ -107,13 +107,13 @@ def test_wrapped_networks_are_unwrapped(network: nn.Module) -> None:
 
 
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch before 2.6 runs it compiled, and warns")
-def test_a_network_compiled_in_place_runs_uncompiled(network: nn.Module) -> None:
+def test_network_compiled_in_place_runs_uncompiled(network: nn.Module) -> None:
     network.compile(backend="eager")
     network.eval()(X)
     np.testing.assert_allclose(extract(network, [X]).logits, expected_of(network), atol=1e-6)
 
 
-def test_a_distributed_network_is_unwrapped(network: nn.Module, tmp_path: Any) -> None:
+def test_distributed_network_is_unwrapped(network: nn.Module, tmp_path: Any) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         wrapped = nn.parallel.DistributedDataParallel(network)
@@ -160,7 +160,7 @@ def test_nothing_of_the_network_changes(stop: type[BaseException] | None, networ
     assert state_of(network) == before
 
 
-def test_a_network_that_caches_can_be_trained_afterwards() -> None:
+def test_network_that_caches_can_be_trained_afterwards() -> None:
     class Caching(Returning):
         """Computes a tensor in its first forward pass, as rotary embeddings do."""
 

@@ -180,14 +180,6 @@ def assert_flips_are_noticed(path: Path, bits: Any) -> None:
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_flipped_bit_is_noticed_in_the_file_of_every_method(name: str, saved: Callable[[str], Path]) -> None:
-    path, generator = saved(name), np.random.default_rng(17)
-    content = path.read_bytes()
-    for end in (len(content), header_end(content)):
-        assert_flips_are_noticed(path, generator.integers(8 * end, size=15))
-
-
 def test_each_of_a_thousand_flipped_bits_is_noticed(path: Path, fitted_content: bytes) -> None:
     """Anywhere in the file; and in the length of its header, in the header, in its padding and in the checksum."""
     generator, end = np.random.default_rng(3), header_end(fitted_content)

@@ -64,7 +64,7 @@ def is_noticed(path: Path, damaged: bytes, expected: list[Any]) -> bool:
     return False
 
 
-def test_a_flipped_bit_never_gives_other_samples(content: bytes, tmp_path: Path) -> None:
+def test_flipped_bit_never_gives_other_samples(content: bytes, tmp_path: Path) -> None:
     path, generator = tmp_path / "store.db", np.random.default_rng(0)
     path.write_bytes(content)
     expected = everything(path)
@@ -77,7 +77,7 @@ def test_a_flipped_bit_never_gives_other_samples(content: bytes, tmp_path: Path)
     assert noticed > 500
 
 
-def test_a_truncated_file_never_gives_fewer_samples(content: bytes, tmp_path: Path) -> None:
+def test_truncated_file_never_gives_fewer_samples(content: bytes, tmp_path: Path) -> None:
     path, generator = tmp_path / "store.db", np.random.default_rng(1)
     path.write_bytes(content)
     expected = everything(path)
@@ -132,7 +132,7 @@ def test_damage_while_a_store_is_open_raises_where_the_sample_is_read(content: b
                 read()
 
 
-def test_a_store_of_the_first_format_says_how_to_take_its_samples_along(content: bytes, tmp_path: Path) -> None:
+def test_store_of_the_first_format_says_how_to_take_its_samples_along(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(content)
     with closing(sqlite3.connect(path)) as database:
@@ -142,7 +142,7 @@ def test_a_store_of_the_first_format_says_how_to_take_its_samples_along(content:
 
 
 @pytest.mark.parametrize("name", [":memory:", "", "file:ward.db", "file::memory:?cache=shared", "./:memory:"])
-def test_a_name_that_is_not_a_file_on_disk_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_name_that_is_not_a_file_on_disk_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInputError, match="path must be the name of a file"):
         CalibrationStore(name)

@@ -59,7 +59,7 @@ def test_everything_comes_back_in_order_and_in_chunks(store: CalibrationStore) -
     assert stored.times[:7].tolist() == list(range(7))
 
 
-def test_a_reopened_store_has_the_same_samples(store: CalibrationStore, tmp_path: Path) -> None:
+def test_reopened_store_has_the_same_samples(store: CalibrationStore, tmp_path: Path) -> None:
     store.append(outputs(20, logits=np.arange(20.0), labels=np.arange(20) % 2))  # one logit for two classes
     (tmp_path / "link.db").symlink_to(store.path)
     with CalibrationStore(tmp_path / "link.db", version="2") as other:
@@ -132,7 +132,7 @@ def test_new_ids_are_of_the_type_of_the_others(store: CalibrationStore) -> None:
     assert store.samples().outputs.ids.tolist() == [4, -2, 17, 18, 19, 20]
 
 
-def test_a_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) -> None:
+def test_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) -> None:
     rows = outputs(60, weights=np.linspace(1, 3, 60))
     store.append(rows)
     blend = store.fit(kcal.KCalBlend())
@@ -183,7 +183,7 @@ def test_bad_input_changes_nothing(store: CalibrationStore, call: Any, parameter
     np.testing.assert_array_equal(store.samples().outputs.labels, before.labels)
 
 
-def test_foreign_files_are_refused_and_not_changed(tmp_path: Path) -> None:
+def test_foreign_files_raise_and_not_changed(tmp_path: Path) -> None:
     text, other = tmp_path / "text.db", tmp_path / "other.db"
     text.write_text("no database at all, " * 100)
     with closing(sqlite3.connect(other)) as database:
@@ -200,7 +200,7 @@ def test_foreign_files_are_refused_and_not_changed(tmp_path: Path) -> None:
             CalibrationStore(tmp_path / wrong)
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
+def test_closed_store_says_so(tmp_path: Path) -> None:
     store = CalibrationStore(tmp_path / "store.db")
     store.append(outputs(2))
     store.close()
@@ -210,7 +210,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
             call()
 
 
-def test_a_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kcal.persistence.store.BUSY_SECONDS", 0.05)
     path = tmp_path / "store.db"
     with CalibrationStore(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -290,7 +290,7 @@ def write_until_killed(path: Path, acknowledged: Connection) -> None:
             number += 1
 
 
-def test_a_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_killed_writer_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     path, generator, context = tmp_path / "store.db", np.random.default_rng(0), get_context("fork")
     last = -1
     for trial in range(200):
@@ -324,7 +324,7 @@ def check_whole(path: Path, acknowledged: int) -> None:
     np.testing.assert_array_equal(stored.embeddings, np.repeat(stored.labels[:, None], 16, axis=1))
 
 
-def test_a_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
+def test_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = CalibrationStore(path)
     for number in range(12):
@@ -352,7 +352,7 @@ def test_a_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
     assert max(seen) == 36
 
 
-def test_a_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store.db"
     CalibrationStore(path).close()
     connect = sqlite3.connect

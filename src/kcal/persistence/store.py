@@ -132,6 +132,8 @@ class CalibrationStore:
         with self._own_errors():
             self._database = sqlite3.connect(self.path, **options)
         try:
+            with suppress(StoreBusyError):  # a new store has it; another process may be about to switch
+                self._rows("PRAGMA journal_mode = WAL")
             self._rows("PRAGMA synchronous = FULL")
             self._rows("PRAGMA secure_delete = ON")
             with self._transaction("DEFERRED"):
