@@ -17,7 +17,7 @@ from experiments.page import PAPER_RANKS, first_places, results_pages, where_not
 from experiments.runner import run_study
 from experiments.study import Study
 from kcal.benchmark import PAPER_METHODS, Plan, Result, ResultKey, Results, Task, run, write_task
-from kcal.benchmark.output import write_results
+from kcal.benchmark.tables import write_results
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Row
 
 NOISE = (0.0, 0.0, *(0.002, -0.002) * 4)

@@ -18,7 +18,7 @@ from experiments.paper.results import comparison_tables
 from experiments.paper.settings import SETTINGS, SHORT, settings_for
 from experiments.paper.training import train
 from kcal.benchmark import PAPER_METHODS, Plan, Results, read_tasks, run
-from kcal.benchmark.output import as_json
+from kcal.benchmark.tables import as_json
 from kcal.errors import InvalidInputError
 from kcal.losses.mmce import COEFFICIENT
 from kcal.metrics.registry import METRICS
