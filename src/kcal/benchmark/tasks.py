@@ -40,6 +40,12 @@ HALF_COLUMN_ERROR = 1e-3
 HALF_LOGIT_ERROR = 0.01
 """Largest rounding error of a logit in half precision; it changes a probability by at most a quarter of that."""
 OUT_OF_SCOPE = "out_of_scope"
+KINDS = {
+    "train": ("embeddings", "logits", "labels"),
+    "pool": ("embeddings", "logits", "labels"),
+    OUT_OF_SCOPE: ("embeddings", "logits"),
+}
+"""Arrays that each part of a file needs, if it has the part."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,16 +297,14 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     """Return the task that the arrays of a file make up, with the companions beside the file; raise if they do not."""
     try:
-        needed = [f"{part}_{kind}" for part in ("train", "pool") for kind in ("embeddings", "logits", "labels")]
-        if any(name.startswith(OUT_OF_SCOPE) for name in arrays):
-            needed += [f"{OUT_OF_SCOPE}_embeddings", f"{OUT_OF_SCOPE}_logits"]
-        missing = [name for name in needed if name not in arrays]
-        _require(not missing, f"{', '.join(missing)} missing; a task needs them. It has {', '.join(arrays)}")
+        has_outside = any(name.startswith(OUT_OF_SCOPE) for name in arrays)
+        for part, kinds in KINDS.items():
+            missing = [name for kind in kinds if (name := f"{part}_{kind}") not in arrays]
+            is_needed = part != OUT_OF_SCOPE or has_outside
+            _require(not (missing and is_needed), f"{', '.join(missing)} missing. It has {', '.join(arrays)}")
         pool = _part(arrays, "pool")
         train = _part(arrays, "train", like=pool)
-        outside = None
-        if f"{OUT_OF_SCOPE}_logits" in arrays:
-            outside = _part(arrays, OUT_OF_SCOPE, like=pool, labelled=False)
+        outside = _part(arrays, OUT_OF_SCOPE, like=pool) if has_outside else None
         _require((train.groups is None) == (pool.groups is None), "groups are given for only one of train and pool")
         _require(len(pool.labels) >= 2, "the pool has 1 sample; to calibrate and to test it needs at least 2")
         shares = {name: arrays[name] for name in ("calibration_share", "group_calibration_share") if name in arrays}
@@ -333,9 +337,7 @@ def _require(condition: bool, problem: str) -> None:
         raise _TaskError(problem)
 
 
-def _part(
-    arrays: Mapping[str, NDArray[Any]], part: str, *, like: ClassifierOutputs | None = None, labelled: bool = True
-) -> ClassifierOutputs:
+def _part(arrays: Mapping[str, NDArray[Any]], part: str, *, like: ClassifierOutputs | None = None) -> ClassifierOutputs:
     """Return the outputs on "train" or "pool", or those out of scope, which have no labels; ``like`` is the pool."""
     embeddings, logits = _matrix(arrays, f"{part}_embeddings"), _matrix(arrays, f"{part}_logits")
     n_samples, n_classes = logits.shape
@@ -345,7 +347,7 @@ def _part(
         expected = values.shape[1] if like is None else getattr(like, kind).shape[1]
         problem = f"{part}_{kind} has {values.shape[1]} columns, but those of the pool have {expected}"
         _require(values.shape[1] == expected, problem)
-    if not labelled:
+    if part == OUT_OF_SCOPE:
         return ClassifierOutputs(embeddings, logits)
     labels, groups = arrays[f"{part}_labels"], arrays.get(f"{part}_groups")
     for kind, vector in (("labels", labels), ("groups", groups)):
