@@ -21,11 +21,9 @@ from kcal.benchmark.tables import (
     corrected_table,
     failure_table,
     group_note,
-    metric_sheet,
     metric_table,
-    rank_sheet,
     rank_table,
-    time_sheet,
+    summary,
     time_table,
     training_table,
     write_results,
@@ -80,6 +78,15 @@ def test_table_marks_the_best_method_that_keeps_the_accuracy(results):
     )
 
 
+def test_summary_has_the_numbers_of_every_method():
+    frame = summary(make_results(("ts", 1))).set_index("method")
+    assert frame["task"].unique().tolist() == ["ta_sk"]
+    assert frame.loc["uncal", f"{ECE}_mean"] == pytest.approx(0.1)
+    assert frame.loc["uncal", f"{ECE}_std"] == pytest.approx(0.00188562, rel=1e-5)
+    assert frame["failed"].to_dict() == {"uncal": 0, "ts": 1, "imax": 0}
+    assert frame["fit_seconds"].to_dict() == {"uncal": 5.5, "ts": 6.0, "imax": 5.5}
+
+
 def test_few_splits_mark_no_method(results, tmp_path):
     few = [replace(each, sizes=(40, 60)) for each in results.results if each.key.split < 9]
     found = Results.of(few, METHODS)
@@ -97,8 +104,6 @@ def test_ranks_and_seconds(results):
     assert ranks["ECE"][2].bold
     assert ranks["accuracy"][0].text == "1.50"
     assert texts(time_table(results).rows[0]) == ["ta_sk", *["5.50 + 0.50"] * 3, "–"]
-    assert rank_sheet(results).splitlines()[3] == "ECE,3,,2,,1,,,"
-    assert time_sheet(results).splitlines()[1] == "ta_sk,5.5,0.5,,5.5,0.5,,5.5,0.5,,,,"
     assert training_table(results).rows == ()
     trained = [replace(each, train_seconds=7.25) if each.key.method == "ts" else each for each in results.results]
     table = training_table(Results.of(trained, METHODS))
@@ -141,9 +146,8 @@ def test_failures_are_shown_and_not_compared():
 def test_every_format_has_the_same_content(results):
     table = metric_table(results, ECE)
     assert "| ta_sk | 10.00±0.19 | **5.00±0.19** | <u>1.00±0.19†</u> | – |" in table.as_markdown()
-    heading, row = csv.reader(io.StringIO(metric_sheet(results, ECE)))
-    assert heading[:4] == ["task", "uncal_mean", "uncal_std", "uncal_failed"]
-    assert row == ["ta_sk", "10", "0.188562", "0", "5", "0.188562", "0", "1", "0.188562", "0", "", "", ""]
+    heading, row = csv.reader(io.StringIO(table.as_csv()))
+    assert (heading, row) == (["task", *METHODS], ["ta_sk", "10.00±0.19", "5.00±0.19", "1.00±0.19†", "–"])
     text = table.as_latex()
     assert r"ta\_sk & 10.00$\pm$0.19 & \textbf{5.00$\pm$0.19} & \underline{1.00$\pm$0.19$\dagger$} & -- \\" in text
     assert text.count("{") == text.count("}")
@@ -190,7 +194,7 @@ def test_run_leaves_all_its_files(tmp_path):
     tasks = [make_task(), make_task("few", n_groups=2)]
     results = Results.of(run(tasks, plan, tmp_path), plan.methods)
     files = {str(path.relative_to(tmp_path)) for path in write_results(results, plan, tmp_path)}
-    assert {"results.json", "tables.md", "tables.tex", "csv/ranks.csv", "csv/seconds.csv"} <= files
+    assert {"results.json", "tables.md", "tables.tex", "csv/ranks.csv", "csv/summary.csv"} <= files
     assert {"reliability/small.png", "reliability/small-by-group.png", "reliability/few.png"} <= files
     assert [row.label for row in results.rows] == ["small", "small (by group)", "few"]
     assert "few (2 groups)" in group_note(results)

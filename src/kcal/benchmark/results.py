@@ -80,8 +80,8 @@ class Result:
     sizes: tuple[int, int] | None = None  # number of calibration and test samples
     n_groups: int | None = None  # of the pool
     train_seconds: float | None = None  # to train the projection, which all splits share
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    """What the result depends on: "data", "parameters" and "code" as hashes, "versions" by package."""
+    origin: str = ""  # a hash of what the result depends on
+    versions: Mapping[str, str] = field(default_factory=dict)  # of packages, by name
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON can hold; metrics that are not finite become null."""
@@ -153,7 +153,7 @@ class Results:
     @property
     def versions(self) -> dict[str, str]:
         """Versions by package; several are joined by a slash."""
-        measured = pandas.DataFrame([result.origin.get("versions", {}) for result in self.results])
+        measured = pandas.DataFrame([dict(result.versions) for result in self.results])
         return {name: " / ".join(measured[name].dropna().unique()) for name in measured}
 
     @property

@@ -23,7 +23,16 @@ from kcal.benchmark.methods import (
     projection_key,
 )
 from kcal.benchmark.results import Result, ResultKey
-from kcal.benchmark.store import RESULTS_FILE, Stored, appending, origins_of, read_results, train, usable_results
+from kcal.benchmark.store import (
+    RESULTS_FILE,
+    Stored,
+    appending,
+    origins_of,
+    read_results,
+    train,
+    usable_results,
+    versions,
+)
 from kcal.benchmark.tasks import Task
 from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.files import check_path, locked_folder
@@ -150,10 +159,11 @@ class _Protocol:
         splits = task.splits(plan.n_splits, plan.seed, by_group=self.by_group)
         names = [name for name in plan.methods if is_available(name, task)]
         keys = [ResultKey(task.name, self.by_group, split.index, name) for split in splits for name in names]
-        origins = origins_of(task, names, plan.seed)
-        done, unusable = usable_results(stored, keys, origins)
-        if unusable:
-            warn(f"{title}: stored results are measured again: {unusable}.", KcalWarning)
+        origins, installed = origins_of(task, names, plan.seed), versions()
+        done, n_others = usable_results(stored, keys, origins)
+        if n_others:
+            causes = "other data, parameters, code or versions of packages"
+            warn(f"{title}: {n_others:,} stored results are measured again, because they are of {causes}.", KcalWarning)
         self.progress(title, len(done), len(keys))
         missing = [key for key in keys if key not in done]
 
@@ -165,7 +175,7 @@ class _Protocol:
         small_task = replace(task, train=task.pool, out_of_scope=None)  # workers need no training data
         calls = [(small_task, splits[key.split], methods[key.method], self.by_group) for key in missing]
         for measured in self.parallel(measure, calls, jobs=plan.jobs):
-            result = replace(measured, origin=origins[measured.key.method])
+            result = replace(measured, origin=origins[measured.key.method], versions=installed)
             done[result.key] = result
             append(result)
             report(result.key.method)

@@ -18,7 +18,6 @@ import os
 import platform
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -48,8 +47,8 @@ COMPUTING_CODE = (
 """Parts of kcal that results depend on."""
 TRAINING_CODE = ("validation", "projection")
 """Parts of kcal that trained projections depend on."""
-Stored = Mapping[ResultKey, list[Result]]
-"""Stored results by key, the oldest first."""
+Stored = dict[ResultKey, dict[str, Result]]
+"""Stored results by key and origin."""
 
 
 def versions() -> dict[str, str]:
@@ -99,65 +98,62 @@ def task_fingerprint(task: Task) -> str:
     return f"{checksum:08x}"
 
 
-def origins_of(task: Task, methods: Iterable[str], seed: int) -> dict[str, dict[str, Any]]:
-    """Return what results of each method on a task depend on now."""
-    shared = {"data": task_fingerprint(task), "code": code_fingerprint(), "versions": versions()}
-    return {name: {**shared, "parameters": parameters_hash(name, seed=seed)} for name in methods}
+def origins_of(task: Task, methods: Iterable[str], seed: int) -> dict[str, str]:
+    """Return a hash of what results of each method on a task depend on now."""
+    data, code, installed = task_fingerprint(task), code_fingerprint(), versions()
+    origins = {}
+    for name in methods:
+        packages = [installed.get(package) for package in (*PACKAGES, *BENCHMARK_METHODS[name].packages)]
+        origins[name] = _hash(data, code, packages, parameters_hash(name, seed=seed))
+    return origins
 
 
-def _difference(method: str, stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return why a stored result of a method cannot be used, in words; "" if it can."""
-    for part in ("data", "parameters", "code"):
-        if stored.get(part) != now[part]:
-            return f"with other {part}"
-    packages = (*PACKAGES, *BENCHMARK_METHODS[method].packages)
-    changed = [name for name in packages if stored["versions"].get(name) != now["versions"].get(name)]
-    return f"with another {', '.join(changed)}" if changed else ""
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def usable_results(
-    stored: Stored, keys: Iterable[ResultKey], origins: Mapping[str, Mapping[str, Any]]
-) -> tuple[dict[ResultKey, Result], str]:
-    """Return stored results that can be used, without failures, and in words why others cannot ("" if none)."""
+    stored: Stored, keys: Iterable[ResultKey], origins: Mapping[str, str]
+) -> tuple[dict[ResultKey, Result], int]:
+    """Return stored results that can be used, without failures, and the number of keys with others only."""
     usable: dict[ResultKey, Result] = {}
-    reasons: Counter[str] = Counter()
+    n_others = 0
     for key in keys:
-        results = stored.get(key, [])
-        differences = [_difference(key.method, result.origin, origins[key.method]) for result in results]
-        same = [result for result, reason in zip(results, differences, strict=True) if not reason]
-        if same and same[-1].error is None:
-            usable[key] = same[-1]
-        elif differences and not same:
-            reasons[differences[-1]] += 1
-    return usable, ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        result = stored.get(key, {}).get(origins[key.method])
+        n_others += result is None and key in stored
+        if result is not None and result.error is None:
+            usable[key] = result
+    return usable, n_others
 
 
-def read_results(path: Path, seed: int) -> dict[ResultKey, list[Result]]:
+def read_results(path: Path, seed: int) -> Stored:
     """Return the results of a file, the last of each key and origin; empty if there is no file."""
-    contents = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    contents: list[Any] = []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    for line in lines:
         with suppress(json.JSONDecodeError):  # cut short when the run was stopped
             contents.append(json.loads(line))
-    if not path.exists() or not path.stat().st_size:
-        return {}
-    stored: dict[ResultKey, dict[str, Result]] = {}
+    stored: Stored = {}
+    if not lines:
+        return stored
+    remedy = "Choose another folder, or remove the file."
     try:
         stored_seed = contents[0]["settings"]["seed"]
         for result in map(Result.from_json, contents[1:]):
-            stored.setdefault(result.key, {})[repr(result.origin)] = result
+            stored.setdefault(result.key, {})[str(result.origin)] = result
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         problem = f"{path} does not hold the settings and results of a run ({error!r})"
-        raise FileFormatError(f"{problem}. Choose another folder, or remove the file.") from error
+        raise FileFormatError(f"{problem}. {remedy}") from error
     if stored_seed != seed:
         expected = f"must be that of the results in {path}, {stored_seed}"
-        raise InvalidInputError("seed", expected, got=str(seed), remedy="Choose another folder, or remove the file.")
-    return {key: list(results.values()) for key, results in stored.items()}
+        raise InvalidInputError("seed", expected, got=str(seed), remedy=remedy)
+    return stored
 
 
 @contextmanager
 def appending(path: Path, seed: int, stored: Stored) -> Iterator[Callable[[Result], None]]:
     """Yield a function that stores a result; it is on disk when the function returns."""
-    lines = [{"settings": {"seed": seed}}, *(result.as_json() for results in stored.values() for result in results)]
+    lines = [{"settings": {"seed": seed}}, *(result.as_json() for each in stored.values() for result in each.values())]
     write_whole(path, "".join(_line(content) for content in lines).encode())  # whole lines only
     with path.open("a", encoding="utf-8") as stream:
 
@@ -197,6 +193,6 @@ def training_path(name: str, task: Task, *, seed: int, by_group: bool, folder: P
     """Return the file of a training."""
     packages = {package: versions()[package] for package in ("torch", "numpy")}
     data = task_fingerprint(Task(task.name, task.train, task.train, 0.5, task.classes))  # of the training data alone
-    parts = (data, projection_key(name, seed=seed), seed, by_group, packages, code_fingerprint(parts=TRAINING_CODE))
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+    code = code_fingerprint(parts=TRAINING_CODE)
+    key = _hash(data, projection_key(name, seed=seed), seed, by_group, packages, code)
     return folder / PROJECTIONS / f"{task.name}-{'group' if by_group else 'row'}-{key}.kcal"

@@ -1,7 +1,7 @@
 """The benchmark's tables, and the files of a run.
 
 There is a table per metric, of the best by the corrected test, of ranks, seconds and failures. A run's folder has
-results.json, all tables as Markdown and LaTeX, numbers as csv, and a reliability grid per row.
+results.json, all tables as Markdown, LaTeX and csv, and a reliability grid per row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -36,8 +36,6 @@ NOT_TRANSPOSED = ("corrected", "failures")
 """In the other tables tasks become columns, because there are more methods than tasks."""
 BOLD, UNDERLINED = "*", "_"
 """Marks for files and pipes, which show neither."""
-Numbers = tuple[float | None, ...]
-"""The numbers of one method in a row of a sheet; None where there is none."""
 NO_VALUE = "–"
 FAILED = "failed"
 FAILED_SOME = "✗"
@@ -197,62 +195,19 @@ def mean_and_std(summary: SplitSummary, metric: Metric) -> str:
     return f"{mean}±{metric.format(summary.std)}" if summary.n_splits > 1 else mean
 
 
-def all_sheets(results: Results) -> dict[str, str]:
-    """Return the numbers of every table as comma-separated values, by the name of the table."""
-    sheets = {metric: metric_sheet(results, metric) for metric in TABLE_METRICS}
-    sheets |= {"ranks": rank_sheet(results), "seconds": time_sheet(results)}
-    texts = (corrected_table(results), failure_table(results))
-    return sheets | {table.name: table.as_csv() for table in texts if table.rows}
-
-
-def metric_sheet(results: Results, metric: str) -> str:
-    """Return METHOD_mean, METHOD_std and METHOD_failed (number of splits) as columns, tasks as rows."""
-    scale = TABLE_METRICS[metric].scale
-
-    def numbers(row: Row, method: str) -> Numbers:
-        summary, n_failed = results.partial_summary(row, metric, method)
-        moments = (None, None) if summary is None else (scale * summary.mean, scale * summary.std)
-        return *moments, n_failed if len(results.of_method(row, method)) else None
-
-    return _sheet(results, "task", ("mean", "std", "failed"), {row.label: row for row in results.rows}, numbers)
-
-
-def rank_sheet(results: Results) -> str:
-    """Return METHOD_mean and METHOD_std of the ranks as columns; metrics and an overall average as rows."""
-    overall = {name: (rank, None) for name, rank in results.overall().items()}
-    rows: dict[str, Mapping[str, Numbers]] = {}
-    for metric in MAIN_METRICS:
-        ranked = results.ranks(metric)
-        ranks = {} if ranked is None else ranked.ranks
-        rows[TABLE_METRICS[metric].title] = {name: (rank.mean, rank.std) for name, rank in ranks.items()}
-    rows[OVERALL] = overall
-    return _sheet(results, "metric", ("mean", "std"), rows, lambda row, method: row.get(method, (None, None)))
-
-
-def time_sheet(results: Results) -> str:
-    """Return METHOD_fit, METHOD_predict and METHOD_train (the projection) as columns, tasks as rows."""
-    rows = {row.label: row for row in results.rows}
-    parts = ("fit", "predict", "train")
-    return _sheet(results, "task", parts, rows, lambda row, method: tuple(results.seconds(row, method).values()))
-
-
-def _sheet(
-    results: Results,
-    corner: str,
-    parts: Sequence[str],
-    rows: Mapping[str, Any],
-    numbers: Callable[[Any, str], Numbers],
-) -> str:
-    """Return numbers of each method in the unit of the tables, empty cells where there are none."""
-    columns = [f"{method}_{part}" for method in results.methods for part in parts]
-    lines = [[number for method in results.methods for number in numbers(row, method)] for row in rows.values()]
-    frame = pandas.DataFrame(lines, columns=columns, dtype=float)
-    frame.insert(0, corner, list(rows))
-    return spreadsheet(frame)
+def summary(results: Results) -> pandas.DataFrame:
+    """Return one line per task and method: mean and standard deviation of every metric, median seconds, failures."""
+    frame, keys = results.frame, ["label", "method"]
+    of_metrics = frame.groupby(keys, sort=False)[list(TABLE_METRICS)].agg(["mean", "std"])
+    of_metrics.columns = [f"{metric}_{part}" for metric, part in of_metrics.columns]
+    seconds = [f"{kind}_seconds" for kind in ("fit", "predict", "train")]
+    medians = frame[keys].join(frame[seconds].astype(float)).groupby(keys, sort=False).median()
+    failed = frame["error"].notna().groupby([frame["label"], frame["method"]], sort=False).sum().rename("failed")
+    return of_metrics.join(medians).join(failed).reset_index().rename(columns={"label": "task"})
 
 
 def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path]:
-    """Write results.json, tables.md, tables.tex, one csv per table and one figure per row; return the files."""
+    """Write results.json, tables.md, tables.tex, csv/ (every table, a summary) and a figure per row; return the files."""
     place = Path(folder)
     (place / "csv").mkdir(parents=True, exist_ok=True)
     tables = all_tables(results)
@@ -261,7 +216,8 @@ def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path
         write_whole(place / "tables.md", markdown(tables, split_note(results), group_note(results)).encode()),
         write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
     ]
-    files += [write_whole(place / "csv" / f"{name}.csv", text.encode()) for name, text in all_sheets(results).items()]
+    sheets = {"summary": spreadsheet(summary(results))} | {table.name: table.as_csv() for table in tables}
+    files += [write_whole(place / "csv" / f"{name}.csv", text.encode()) for name, text in sheets.items()]
     figures = joblib.Parallel(n_jobs=min(plan.jobs, len(results.rows)))(
         joblib.delayed(draw_reliability)(results, row, place) for row in results.rows
     )
