@@ -207,7 +207,7 @@ def summary(results: Results) -> pandas.DataFrame:
 
 
 def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path]:
-    """Write results.json, tables.md, tables.tex, csv (every table, a summary) and a figure per row; return the files."""
+    """Write results.json, tables.md, tables.tex, csv files and a reliability figure per row; return the files."""
     place = Path(folder)
     (place / "csv").mkdir(parents=True, exist_ok=True)
     tables = all_tables(results)

@@ -16,6 +16,7 @@ trained with another loss, and may hold ``pool_labels``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import comb
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils import check_array
 
 from kcal.datasets import COMPANIONS, load_example
 from kcal.embeddings import ClassifierOutputs
@@ -296,7 +298,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     """Return the task that the arrays of a file make up, with the companions beside the file; raise if they do not."""
-    try:
+    with _naming(place):
         has_outside = any(name.startswith(OUT_OF_SCOPE) for name in arrays)
         for part, kinds in KINDS.items():
             missing = [name for kind in kinds if (name := f"{part}_{kind}") not in arrays]
@@ -317,8 +319,6 @@ def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
         n_classes = pool.logits.shape[1]
         names = arrays.get("classes", np.arange(n_classes))
         _require(names.shape == (n_classes,), f"classes must name all {n_classes} columns; got shape {names.shape}")
-    except _TaskError as error:
-        raise FileFormatError(f"{place.name}: {error}.") from None
     companions = {
         loss: _companion_logits(path, pool)
         for loss in COMPANIONS
@@ -328,25 +328,27 @@ def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
     return Task(place.stem, train, pool, float(shares["calibration_share"]), classes, companions, outside, group_share)
 
 
-class _TaskError(Exception):
-    """Raise for arrays that are not a task; the file is named where it is caught."""
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in errors about its arrays."""
+    try:
+        yield
+    except ValueError as error:
+        raise FileFormatError(f"{path.name}: {str(error).rstrip('.')}.") from error
 
 
 def _require(condition: bool, problem: str) -> None:
     if not condition:
-        raise _TaskError(problem)
+        raise ValueError(problem)
 
 
 def _part(arrays: Mapping[str, NDArray[Any]], part: str, *, like: ClassifierOutputs | None = None) -> ClassifierOutputs:
     """Return the outputs on "train" or "pool", or those out of scope, which have no labels; ``like`` is the pool."""
     embeddings, logits = _matrix(arrays, f"{part}_embeddings"), _matrix(arrays, f"{part}_logits")
     n_samples, n_classes = logits.shape
-    same_rows = len(embeddings) == n_samples
-    _require(same_rows, f"{part}_embeddings has {len(embeddings):,} rows, but {part}_logits has {n_samples:,}")
     for kind, values in (("embeddings", embeddings), ("logits", logits)):
-        expected = values.shape[1] if like is None else getattr(like, kind).shape[1]
-        problem = f"{part}_{kind} has {values.shape[1]} columns, but those of the pool have {expected}"
-        _require(values.shape[1] == expected, problem)
+        shape = (n_samples, values.shape[1] if like is None else getattr(like, kind).shape[1])
+        _require(values.shape == shape, f"{part}_{kind} must have the shape {shape}; got {values.shape}")
     if part == OUT_OF_SCOPE:
         return ClassifierOutputs(embeddings, logits)
     labels, groups = arrays[f"{part}_labels"], arrays.get(f"{part}_groups")
@@ -360,26 +362,19 @@ def _part(arrays: Mapping[str, NDArray[Any]], part: str, *, like: ClassifierOutp
 
 def _matrix(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[np.float32]:
     """Return a matrix of finite numbers in single precision."""
-    values = arrays[name]
-    is_matrix = values.ndim == 2 and values.size > 0 and values.dtype.kind == "f"
-    _require(is_matrix, f"{name} must be a matrix of floats; got shape {values.shape}, dtype {values.dtype}")
-    with np.errstate(over="ignore"):
-        single = values.astype(np.float32)
-    finite = np.isfinite(single).all(axis=1)
-    _require(bool(finite.all()), f"{name} must be finite in single precision; row {int(np.argmin(finite))} is not")
-    return single
+    with np.errstate(over="ignore", invalid="ignore"):
+        matrix: NDArray[np.float32] = check_array(arrays[name], dtype=np.float32, input_name=name)
+    return matrix
 
 
 def _companion_logits(path: Path, pool: ClassifierOutputs) -> NDArray[np.float32]:
     """Return the logits of a companion's file, for the rows of the pool."""
     arrays = _read_arrays(path)
-    try:
+    with _naming(path):
         _require("pool_logits" in arrays, "pool_logits is missing; a companion needs it")
         logits, labels = _matrix(arrays, "pool_logits"), arrays.get("pool_labels")
         expected = f"pool_logits must have the rows and classes of the task, {pool.logits.shape}; got {logits.shape}"
         _require(logits.shape == pool.logits.shape, expected)
         same_labels = labels is None or np.array_equal(labels, pool.labels)
         _require(same_labels, "pool_labels differ from those of the task: other rows, or another order")
-    except _TaskError as error:
-        raise FileFormatError(f"{path.name}: {error}.") from None
     return logits
