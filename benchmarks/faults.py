@@ -35,7 +35,7 @@ class Study:
     """Work that faults disturb: ``work`` gets a new folder and returns what must not depend on the faults."""
 
     name: str
-    actor: str  # class of its workers
+    actor: str  # class or function that its workers run
     work: Callable[[Path], Any]
 
 
@@ -50,9 +50,9 @@ def main(console: Console) -> None:
         folder = Path(name)
         write_rows(folder / "data")
         studies = (
-            Study("scoring", "MapWorker", lambda out: score(folder / "data", out)),
+            Study("scoring", "write_part", lambda out: score(folder / "data", out)),
             Study("sharded search", "Shard", search),
-            Study("benchmark", "PoolActor", bench),
+            Study("benchmark", "call_on_one_thread", bench),
         )
         for study in studies:
             table.add_row(study.name, *measure(console, study, cluster, folder))

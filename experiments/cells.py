@@ -21,9 +21,8 @@ from rich.console import Console
 from experiments.cell_tables import MAX_SHOWN, cell_panels, cell_tables, summary
 from experiments.lines import line_panels
 from kcal.benchmark import Task, check_tasks, read_tasks
-from kcal.benchmark.measuring import describe, measure
-from kcal.benchmark.methods import BenchmarkMethod, check_methods, new_calibrator, train_for
-from kcal.benchmark.processes import in_parallel
+from kcal.benchmark.methods import BenchmarkMethod, check_methods, describe, measure, new_calibrator, train_for
+from kcal.benchmark.running import in_parallel
 from kcal.benchmark.tasks import Split, group_splits, row_splits
 from kcal.cli.messages import readable_messages
 from kcal.embeddings import ClassifierOutputs

@@ -15,7 +15,6 @@ from experiments.runner import markdown, n_splits_of, read_measurements
 from experiments.studies import STUDIES
 from experiments.study import Study, text_of
 from kcal.benchmark import PAPER_METHODS, Results
-from kcal.benchmark.output import reliability_picture
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Row
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tables import (
@@ -27,6 +26,7 @@ from kcal.benchmark.tables import (
     group_note,
     metric_table,
     rank_table,
+    reliability_picture,
     split_note,
     time_table,
     training_table,
@@ -213,11 +213,8 @@ def chosen_steps(results: Results, method: str) -> Table:
     """Return the number of calibration samples and the training steps that calibration sets chose."""
     rows = []
     for row in results.rows:
-        steps = Counter(
-            result.details["checkpoint_step_"]
-            for result in results.of_method(row, method)
-            if "checkpoint_step_" in result.details
-        )
+        details = results.of_method(row, method)["details"]
+        steps = Counter(each["checkpoint_step_"] for each in details if "checkpoint_step_" in each)
         if steps:
             sizes = results.sizes(row)
             counts = ", ".join(f"{step} ({count} ×)" for step, count in sorted(steps.items()))
@@ -274,7 +271,7 @@ def _not_first(results: Results, row: Row, metric: str, method: str) -> str:
     shown = TABLE_METRICS[metric]
     comparison = results.comparison(row, metric)
     if comparison is None or method not in comparison.summaries:
-        failed = any(result.error is not None for result in results.of_method(row, method))
+        failed = results.of_method(row, method)["error"].notna().any()
         return f"- {row.label}, {shown.title}: failed" if failed else ""
     marks, summaries = comparison.pooled, comparison.summaries
     if not marks.best or (summaries[method].mean == summaries[marks.best[0]].mean and method in marks.best):

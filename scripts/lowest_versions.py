@@ -2,7 +2,7 @@
 
     python -m scripts.lowest_versions
 
-Covered are the dependencies, the extras in EXTRAS and pandas; what only the tests need has the versions of
+Covered are the dependencies and the extras in EXTRAS; what only the tests need has the versions of
 constraints.txt. Dependencies of dependencies are not listed: they are as new as can be, as for a user who keeps an old
 version of one package.
 """
@@ -23,8 +23,6 @@ ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "constraints-lowest.txt"
 EXTRAS = ("plots", "gp", "tables", "serve")
 """Not onnx, which needs a newer torch, and not ray, for its size; tests that need them are skipped."""
-OPTIONAL = ("pandas",)
-"""Packages of the extra dev that users combine with kcal."""
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "torchmetrics", "httpx", "tritonclient[http]", "pyyaml")
 """What the core tests need beside kcal."""
 HEADING = "# The lowest versions that pyproject.toml allows, written by python -m scripts.lowest_versions.\n"
@@ -62,7 +60,7 @@ def lowest_versions(project: dict[str, Any], newest: Iterable[str]) -> str:
     """
     extras = project["optional-dependencies"]
     required = [*project["dependencies"], *(line for extra in EXTRAS for line in extras[extra])]
-    pins = [lowest_bound(line) for line in [*required, *map(str, _find(extras["dev"], OPTIONAL))]]
+    pins = [lowest_bound(line) for line in required]
     pins += map(str, _find((line for line in newest if "==" in line), TOOLS))
     return HEADING + "".join(f"{pin}\n" for pin in sorted(set(pins), key=str.lower))
 

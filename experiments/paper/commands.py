@@ -120,7 +120,7 @@ def bench(
     """Run methods on tasks as kcal bench does; dircal-paper, Dirichlet calibration as published, is among them."""
     from experiments.paper.dirichlet import in_parallel_with_method
     from kcal.benchmark import Plan, Results, check_tasks, read_tasks, run
-    from kcal.benchmark.output import write_results
+    from kcal.benchmark.tables import write_results
     from kcal.progress import show_progress
 
     plan = Plan(tuple(methods.split(",")), splits, seed, jobs)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kcal.benchmark.methods import BENCHMARK_METHODS
-from kcal.benchmark.processes import in_parallel
+from kcal.benchmark.running import in_parallel
 from kcal.calibrators.dirichlet import (
     CrossValidation,
     DirichletCalibration,

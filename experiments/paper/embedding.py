@@ -12,7 +12,7 @@ from experiments.paper.inputs import Batches
 from experiments.paper.prepared import PreparedData
 from kcal import ClassifierOutputs, extract
 from kcal.benchmark import Task, write_task
-from kcal.benchmark.task_writing import HALF_LOGIT_ERROR, in_least_precision
+from kcal.benchmark.tasks import HALF_LOGIT_ERROR, in_least_precision
 from kcal.errors import InvalidInputError
 from kcal.files import write_whole
 

@@ -21,7 +21,7 @@ def comparison_tables(results: Results, data_set: str) -> list[Table]:
     if data_set not in PUBLISHED or not rows:
         expected = f"must be one of {', '.join(PUBLISHED)}, with tasks whose names begin with it"
         raise InvalidInputError("data_set", expected, got=repr(data_set))
-    run = [method for method in results.methods if any(results.of_method(row, method) for row in rows)]
+    run = [method for method in results.methods if any(len(results.of_method(row, method)) for row in rows)]
     methods = (*PAPER_COLUMNS, *(method for method in run if method not in PAPER_COLUMNS))
     return [_table(results, data_set, metric, methods, rows) for metric in PUBLISHED[data_set]]
 

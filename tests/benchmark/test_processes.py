@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kcal.benchmark import Plan, Task, run
-from kcal.benchmark.processes import in_parallel
+from kcal.benchmark.running import in_parallel
 from kcal.errors import InvalidInputError
 from kcal.files import LOCK_FILE, locked_folder
 
@@ -22,7 +21,7 @@ PARENT = """
 import os, sys, time
 from collections.abc import Callable
 from pathlib import Path
-from kcal.benchmark.processes import in_parallel
+from kcal.benchmark.running import in_parallel
 from kcal.files import locked_folder
 
 def work(folder, seconds):
@@ -68,15 +67,6 @@ def test_a_killed_run_takes_its_workers_along_and_frees_its_folder(tmp_path: Pat
     with locked_folder(tmp_path):
         assert int((tmp_path / LOCK_FILE).read_text()) == os.getpid()
     assert wait_for(lambda: not any(is_running(worker) for worker in workers), 30.0)
-
-
-def test_a_second_run_in_the_same_folder_is_an_error(task: Task, tmp_path: Path) -> None:
-    plan = Plan(("ts",), 1, jobs=1)
-    with locked_folder(tmp_path), pytest.raises(InvalidInputError, match="folder must not be in use by another run"):
-        run([task], plan, tmp_path)
-    assert len(run([task], plan, tmp_path)) == 4
-    with locked_folder(tmp_path):  # the run has released it
-        pass
 
 
 def test_a_lock_does_not_follow_links(tmp_path: Path) -> None:

@@ -1,26 +1,24 @@
-"""Stored results are used again where nothing that they depend on has changed, and only there."""
+"""Stored results and trainings are used again where nothing that they depend on has changed, and only there."""
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmark.conftest import make_task
 from kcal import KCal
-from kcal.benchmark import BENCHMARK_METHODS, Plan, Results, Task, run, trainings
+from kcal.benchmark import BENCHMARK_METHODS, Plan, Results, Task, run, store
 from kcal.benchmark.methods import parameters_hash
-from kcal.benchmark.output import as_json
-from kcal.benchmark.store import RESULTS_FILE, code_fingerprint, task_fingerprint
+from kcal.benchmark.store import PROJECTIONS, RESULTS_FILE, code_fingerprint, task_fingerprint, train, training_path
 from kcal.embeddings import ClassifierOutputs
-from kcal.errors import FileFormatError, KcalWarning
-from kcal.projection import RECIPES, FastRecipe
+from kcal.errors import FileFormatError, InvalidInputError, KcalWarning
+from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 
 PLAN = Plan(("ts", "kcal-untrained"), n_splits=1, jobs=1)
 
@@ -35,60 +33,61 @@ def measured(task: Task, folder: Path, plan: Plan = PLAN) -> tuple[list[str], li
     return done, [str(each.message) for each in told]
 
 
-def change_lines(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    lines = [json.loads(line) for line in (folder / RESULTS_FILE).read_text().splitlines()]
-    for line in lines[1:]:
-        change(line)
-    (folder / RESULTS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     run([make_task()], PLAN, tmp_path)
     return tmp_path
 
 
-def test_other_parameters_are_measured_anew_and_the_old_ones_serve_again(
-    task: Task, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_run_resumes_and_loses_one_result_at_most(task, folder):
+    path = folder / RESULTS_FILE
+    first = Results.of(run([task], PLAN, folder), PLAN.methods)
+    path.write_text(path.read_text()[:-40])  # the last line was being written
+    assert len(measured(task, folder)[0]) == 1
+    assert measured(task, folder) == ([], [])
+    again = Results.of(run([task], PLAN, folder), PLAN.methods)
+    assert [result.metrics for result in again.results] == [result.metrics for result in first.results]
+    more = Plan((*PLAN.methods, "ets"), n_splits=3, jobs=1)
+    assert len(measured(task, folder, more)[0]) == 2 * 4 * 3 - 2 * 3
+
+
+def test_other_parameters_are_measured_again_and_the_old_ones_serve_later(task, folder, monkeypatch):
     other = replace(BENCHMARK_METHODS["kcal-untrained"], factory=partial(KCal, projection="identity", smoothing=0.01))
     monkeypatch.setitem(BENCHMARK_METHODS, "kcal-untrained", other)
     done, told = measured(task, folder)
     assert done == ["kcal-untrained"] * 2
-    by_row, by_group = told
-    assert by_row == "small: stored results are measured again: 1 with other parameters of kcal-untrained."
-    assert by_group.startswith("small, by group: ")
+    assert told[0].startswith("small: 1 stored results are measured again")
     assert measured(task, folder) == ([], [])
     monkeypatch.undo()
     assert measured(task, folder) == ([], [])
 
 
-def test_a_recipe_of_other_numbers_is_another_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("kcal", "kcal-logits", "kcal-blend", "ts")
-    before = {name: parameters_hash(name, seed=0) for name in names}
-    monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=7))
-    after = {name: parameters_hash(name, seed=0) for name in names}
-    assert [name for name in names if before[name] == after[name]] == ["kcal-blend", "ts"]
-
-
-def test_other_versions_are_measured_anew(task: Task, folder: Path) -> None:
-    change_lines(folder, lambda line: line["origin"]["versions"].update(torch="1.0", python="2.7", gpytorch="0.1"))
-    done, told = measured(task, folder)
-    assert len(done) == 2 * 3
-    assert "3 with torch 1.0, now " in told[0]
-    assert "python" not in told[0]
-    assert "gpytorch" not in told[0]
-
-
-def test_other_code_is_measured_anew(task: Task, folder: Path) -> None:
-    change_lines(folder, lambda line: line["origin"].update(code="0"))
-    done, told = measured(task, folder)
-    assert len(done) == 2 * 3
-    assert "3 with other code of kcal" in told[0]
+def test_results_of_another_origin_are_measured_again(task, folder, monkeypatch):
+    other = make_task(seed=1)  # of the same name
+    for name in ("data", "versions", "code"):
+        if name == "versions":
+            monkeypatch.setattr(store, "versions", lambda: {"torch": "1.0"})
+        if name == "code":
+            monkeypatch.setattr(store, "code_fingerprint", lambda: "other")
+        done, told = measured(other, folder)
+        assert len(done) == 2 * 3, name
+        assert told[0].startswith("small: 3 stored results are measured again")
+        assert measured(other, folder) == ([], [])
+    monkeypatch.undo()
     assert measured(task, folder) == ([], [])
 
 
-def test_code_is_the_same_whatever_its_comments_say(tmp_path: Path) -> None:
+def test_other_files_and_seeds_are_not_mixed_in(task, folder):
+    with pytest.raises(InvalidInputError, match="seed"):
+        run([task], replace(PLAN, seed=1), folder)
+    for content in ((folder / RESULTS_FILE).read_text() + '{"key": 3}\n', "my notes\n"):
+        (folder / RESULTS_FILE).write_text(content)
+        with pytest.raises(FileFormatError, match="results"):
+            run([task], PLAN, folder)
+        assert (folder / RESULTS_FILE).read_text() == content
+
+
+def test_fingerprint_of_code_ignores_comments_and_docstrings(tmp_path):
     (tmp_path / "part").mkdir()
 
     def fingerprint(text: str) -> str:
@@ -98,29 +97,26 @@ def test_code_is_the_same_whatever_its_comments_say(tmp_path: Path) -> None:
     plain = fingerprint('"""Sums."""\n\ndef double(x):\n    return 2 * x\n')
     assert fingerprint('# new\n\ndef double(x):\n    """Twice."""\n    return 2*x\n') == plain
     assert fingerprint("def double(x):\n    return 3 * x\n") != plain
-    assert fingerprint("def twice(x):\n    return 2 * x\n") != plain
-    assert code_fingerprint.__wrapped__(tmp_path, ("part/sums.py",)) == fingerprint("def twice(x):\n    return 2 * x\n")
 
 
-def test_the_fingerprint_of_a_task_depends_on_all_that_it_holds(task: Task) -> None:
+def test_fingerprint_of_a_task_depends_on_all_that_it_holds(task):
     outside = ClassifierOutputs(task.pool.embeddings[:5], task.pool.logits[:5])
     others = [
         replace(task, calibration_share=0.3),
         replace(task, group_calibration_share=0.3),
         replace(task, out_of_scope=outside),
-        replace(task, out_of_scope=ClassifierOutputs(task.pool.embeddings[:5] + 1, task.pool.logits[:5])),
         replace(task, companions={}),
         replace(task, pool=replace(task.pool, labels=task.pool.labels[::-1])),
     ]
-    assert len({task_fingerprint(each) for each in (task, *others)}) == 7
+    assert len({task_fingerprint(each) for each in (task, *others)}) == 6
     assert task_fingerprint(replace(task, name="other")) == task_fingerprint(task)
 
 
-def test_results_state_the_versions_they_were_measured_with(task: Task, folder: Path) -> None:
-    change_lines(folder, lambda line: line["origin"]["versions"].update(python="3.0"))
-    results = Results.of(run([task], PLAN, folder), PLAN.methods)
-    assert results.versions["python"] == "3.0"
-    assert as_json(results, PLAN)["versions"] == results.versions
+def test_numbers_of_a_recipe_are_parameters(monkeypatch):
+    names = ("kcal", "kcal-logits", "kcal-blend", "ts")
+    before = {name: parameters_hash(name, seed=0) for name in names}
+    monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=7))
+    assert [name for name in names if before[name] == parameters_hash(name, seed=0)] == ["kcal-blend", "ts"]
 
 
 @pytest.fixture
@@ -128,54 +124,73 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that names what is trained, with few steps."""
     names: list[str] = []
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=2))
-    plain = trainings.train_for
+    train_with(monkeypatch, PaperRecipe(epochs=1, batches_per_epoch=2))
+    plain = store.train_for
 
-    def train(name: str, *given: Any, **options: Any) -> Any:
+    def train_and_note(name: str, *given: Any, **options: Any) -> Any:
         names.append(name)
         return plain(name, *given, **options)
 
-    monkeypatch.setattr(trainings, "train_for", train)
+    monkeypatch.setattr(store, "train_for", train_and_note)
     return names
 
 
-def test_methods_that_learn_alike_share_one_training(
-    task: Task, tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def train_with(monkeypatch: pytest.MonkeyPatch, recipe: PaperRecipe) -> None:
+    factory = partial(KCal, recipe=recipe, bandwidth="published")
+    monkeypatch.setitem(BENCHMARK_METHODS, "kcal-paper", replace(BENCHMARK_METHODS["kcal-paper"], factory=factory))
+
+
+def test_methods_that_learn_alike_share_one_training(task, tmp_path, trained, monkeypatch):
     laplace = replace(BENCHMARK_METHODS["kcal"], name="kcal-laplace", factory=partial(KCal, kernel="laplace"))
     monkeypatch.setitem(BENCHMARK_METHODS, "kcal-laplace", laplace)
     names = ("kcal", "kcal-laplace", "kcal-linear", "kcal-blend")
-    every = run([task], Plan(names, n_splits=1, jobs=1), tmp_path / "every")
+    every = run([task], Plan(names, n_splits=1, jobs=1), tmp_path)
     assert sorted(trained) == ["kcal", "kcal", "kcal-linear", "kcal-linear"]  # by row, by group
     assert [result.error for result in every] == [None] * len(every)
-    assert {result.key.method for result in every if result.train_seconds} == set(names[:3])
-    alone = run([task], Plan(("kcal-laplace",), n_splits=1, jobs=1), tmp_path / "alone")
-    shared = {result.key: result for result in every}
-    again = [result for result in alone if result.key.method == "kcal-laplace"]
-    assert [result.metrics for result in again] == [shared[result.key].metrics for result in again]
-    learned = {result.key.method for result in every if result.details.get("checkpoint_step_") in (0, 1, 2)}
-    assert learned == set(names[:3])
-
-
-def test_only_what_is_missing_is_trained_and_its_seconds_are_kept(
-    task: Task, tmp_path: Path, trained: list[str]
-) -> None:
-    plan = Plan(("ts", "kcal"), n_splits=1, jobs=1)
-    first = Results.of(run([task], plan, tmp_path), plan.methods)
-    assert trained.count("kcal") == 2  # by row, by group
+    learning = {result.key.method for result in every if result.train_seconds}
+    assert learning == {result.key.method for result in every if "checkpoint_step_" in result.details} == set(names[:3])
     trained.clear()
-    again = Results.of(run([task], plan, tmp_path), plan.methods)
+    again = run([task], Plan((*names, "ts"), n_splits=1, jobs=1), tmp_path)
     assert trained == []
-    seconds = first.training_seconds(first.rows[0], "kcal")
-    assert seconds is not None
-    assert seconds > 0
-    assert again.training_seconds(first.rows[0], "kcal") == seconds
-    assert again.training_seconds(first.rows[0], "ts") is None
-    run([task], Plan(("ts", "kcal", "vector"), n_splits=1, jobs=1), tmp_path)
-    assert trained == []
+    seconds = {result.key: result.train_seconds for result in every}
+    assert all(result.train_seconds == seconds.get(result.key) for result in again)
 
 
-def test_a_file_of_something_else_is_not_written_over(task: Task, tmp_path: Path) -> None:
-    (tmp_path / RESULTS_FILE).write_text("my notes\n")
-    with pytest.raises(FileFormatError, match="does not begin with the settings of a run"):
-        run([task], PLAN, tmp_path)
-    assert (tmp_path / RESULTS_FILE).read_text() == "my notes\n"
+def test_slow_trainings_are_kept(task, tmp_path, trained):
+    plan = Plan(("kcal", "kcal-paper"), n_splits=1, jobs=1)
+    first = run([task], plan, tmp_path)
+    assert sorted(trained) == ["kcal", "kcal", "kcal-paper", "kcal-paper"]
+    assert len(list((tmp_path / PROJECTIONS).iterdir())) == 4  # a projection and its seconds, by row and by group
+    (tmp_path / RESULTS_FILE).unlink()
+    trained.clear()
+    again = run([task], plan, tmp_path)
+    assert trained == ["kcal", "kcal"]
+    for one, other in zip(first, again, strict=True):
+        assert (one.error, one.metrics) == (None, other.metrics)
+        if one.key.method == "kcal-paper":
+            assert one.train_seconds == other.train_seconds > 0
+
+
+def test_training_path_depends_on_what_is_trained(task, tmp_path, trained, monkeypatch):
+    def path(task: Task = task, seed: int = 0, by_group: bool = False) -> Path:
+        return training_path("kcal-paper", task, seed=seed, by_group=by_group, folder=tmp_path)
+
+    first = path()
+    assert first == path(replace(task, pool=make_task(seed=1).pool, calibration_share=0.2))  # it is not trained on
+    others = [path(make_task(seed=1)), path(seed=1), path(by_group=True)]
+    train_with(monkeypatch, PaperRecipe(epochs=2))
+    assert len({first, path(), *others}) == 5
+
+
+def test_damaged_training_is_trained_again(task, tmp_path, trained):
+    path = training_path("kcal-paper", task, seed=0, by_group=False, folder=tmp_path)
+    for damaged in (path, path.with_suffix(".json")):
+        (one, seconds), (kept, same_seconds) = (
+            train("kcal-paper", task, seed=0, by_group=False, folder=tmp_path) for _ in range(2)
+        )
+        assert all(map(torch.equal, one.module.parameters(), kept.module.parameters()))
+        assert seconds == same_seconds
+        damaged.write_bytes(b"{}")
+        trained.clear()
+        train("kcal-paper", task, seed=0, by_group=False, folder=tmp_path)
+        assert trained == ["kcal-paper"]

@@ -1,4 +1,4 @@
-"""Tables show means, spreads and the paper's marks, in every format."""
+"""Tables show means, spreads, the paper's marks and failures, in every format."""
 
 from __future__ import annotations
 
@@ -12,117 +12,154 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from kcal.benchmark import Plan, Result, ResultKey, Results, Task, run
-from kcal.benchmark.output import write_results
+from benchmark.conftest import make_task
+from kcal.benchmark import Plan, Result, ResultKey, Results, run
 from kcal.benchmark.results import TABLE_METRICS, Row
-from kcal.benchmark.table import Entry, Table, comma_separated, latex
+from kcal.benchmark.table import Entry, Table, latex
 from kcal.benchmark.tables import (
-    METRIC_NOTE,
     all_tables,
     corrected_table,
-    metric_sheet,
+    failure_table,
+    group_note,
     metric_table,
-    rank_sheet,
     rank_table,
-    time_sheet,
+    summary,
     time_table,
     training_table,
+    write_results,
 )
-from kcal.errors import FileFormatError, InvalidInputError, printable
+from kcal.errors import FileFormatError, InvalidInputError
 from kcal.metrics import corrected_resampled_t_test
 
+ECE = "expected_calibration_error"
 METHODS = ("uncal", "ts", "imax", "focal")
+ROW = Row("ta_sk", False)
 
 
-def result(method: str, split: int, **numbers: float) -> Result:
+def result(method: str, split: int, error: str | None = None, **numbers: float) -> Result:
+    key = ResultKey(*ROW, split, method)
     every = dict.fromkeys(TABLE_METRICS, 0.5) | numbers
-    return Result(ResultKey("ta_sk", False, split, method), every, 1.0 + split, 0.5)
+    return Result(key, error=error) if error else Result(key, every, 1.0 + split, 0.5)
+
+
+def make_results(*failing: tuple[str, int]) -> Results:
+    """Ten splits: ts as accurate as uncal and better calibrated; imax best of all, but far less accurate."""
+    levels = {"uncal": (0.9, 0.1), "ts": (0.9, 0.05), "imax": (0.7, 0.01)}
+    noise = (0.0, 0.0, *(0.002, -0.002) * 4)
+    found = []
+    for index, shift in enumerate(noise):
+        for method, (accuracy, error) in levels.items():
+            values = {"accuracy": accuracy + shift, ECE: error + shift}
+            failure = "ValueError: a|b\nc" if (method, index) in failing else None
+            found.append(result(method, index, failure, **values))
+    return Results.of(found, METHODS)
 
 
 @pytest.fixture
 def results() -> Results:
-    """Ten splits: ts as accurate as uncal and better calibrated; imax best of all, but far less accurate."""
-    noise = (0.0, 0.0, *(0.002, -0.002) * 4)
-    found = []
-    for index, shift in enumerate(noise):
-        found += [
-            result("uncal", index, accuracy=0.9 + shift, expected_calibration_error=0.1 + shift),
-            result("ts", index, accuracy=0.9 + shift, expected_calibration_error=0.05 + shift),
-            result("imax", index, accuracy=0.7 + shift, expected_calibration_error=0.01 + shift),
-        ]
-    return Results.of(found, METHODS)
+    return make_results()
 
 
-def test_a_table_marks_the_best_that_keeps_the_accuracy(results: Results) -> None:
-    table = metric_table(results, "expected_calibration_error")
+def texts(row: tuple[Entry, ...]) -> list[str]:
+    return [entry.text for entry in row]
+
+
+def test_table_marks_the_best_method_that_keeps_the_accuracy(results):
+    table = metric_table(results, ECE)
     assert table.heading == ("task", *METHODS)
-    (row,) = table.rows
-    assert row == (
-        Entry("ta_sk"),
-        Entry("10.00±0.19"),
-        Entry("5.00±0.19", bold=True),
-        Entry("1.00±0.19†", underlined=True),
-        Entry("–"),
+    assert table.rows == (
+        (
+            Entry("ta_sk"),
+            Entry("10.00±0.19"),
+            Entry("5.00±0.19", bold=True),
+            Entry("1.00±0.19†", underlined=True),
+            Entry("–"),
+        ),
     )
 
 
-def test_a_few_splits_mark_no_method_and_say_how_many_are_needed(results: Results, tmp_path: Path) -> None:
+def test_summary_has_the_numbers_of_every_method():
+    frame = summary(make_results(("ts", 1))).set_index("method")
+    assert frame["task"].unique().tolist() == ["ta_sk"]
+    assert frame.loc["uncal", f"{ECE}_mean"] == pytest.approx(0.1)
+    assert frame.loc["uncal", f"{ECE}_std"] == pytest.approx(0.00188562, rel=1e-5)
+    assert frame["failed"].to_dict() == {"uncal": 0, "ts": 1, "imax": 0}
+    assert frame["fit_seconds"].to_dict() == {"uncal": 5.5, "ts": 6.0, "imax": 5.5}
+
+
+def test_few_splits_mark_no_method(results, tmp_path):
     few = [replace(each, sizes=(40, 60)) for each in results.results if each.key.split < 9]
     found = Results.of(few, METHODS)
     entries = [entry for metric in TABLE_METRICS for row in metric_table(found, metric).rows for entry in row]
     assert not any(entry.bold or entry.underlined for entry in entries)
     assert corrected_table(found).rows == ()
-    needed = "10 splits are needed to tell methods apart at p = 0.01, and there are 9."
     for each, expected in ((found, 1), (results, 0)):
         write_results(each, Plan(METHODS, 9), tmp_path)
-        assert (tmp_path / "tables.md").read_text().count(needed) == expected
+        assert (tmp_path / "tables.md").read_text().count("10 splits are needed") == expected
 
 
-def test_ranks_and_seconds(results: Results) -> None:
+def test_ranks_and_seconds(results):
     ranks = {row[0].text: row[1:] for row in rank_table(results).rows}
-    assert [entry.text for entry in ranks["ECE"]] == ["3.00", "2.00", "1.00", "–"]
+    assert texts(ranks["ECE"]) == ["3.00", "2.00", "1.00", "–"]
     assert ranks["ECE"][2].bold
     assert ranks["accuracy"][0].text == "1.50"
-    assert ranks["overall, without NLL"][3].text == "–"
-    assert [entry.text for entry in time_table(results).rows[0]] == ["ta_sk", *["5.50 + 0.50"] * 3, "–"]
-    assert rank_sheet(results).splitlines()[3] == "ECE,3,,2,,1,,,"
-    assert time_sheet(results).splitlines()[1] == "ta_sk,5.5,0.5,,5.5,0.5,,5.5,0.5,,,,"
-
-
-def test_seconds_of_training_have_a_table_of_their_own(results: Results) -> None:
+    assert texts(time_table(results).rows[0]) == ["ta_sk", *["5.50 + 0.50"] * 3, "–"]
     assert training_table(results).rows == ()
     trained = [replace(each, train_seconds=7.25) if each.key.method == "ts" else each for each in results.results]
-    found = Results.of(trained, METHODS)
-    table = training_table(found)
+    table = training_table(Results.of(trained, METHODS))
     assert (table.heading, table.rows) == (("task", "ts"), ((Entry("ta_sk"), Entry("7.2")),))
-    assert table in all_tables(found)
-    assert "ts_train" in time_sheet(found)
 
 
-@pytest.mark.parametrize(
-    ("character", "written"),
-    [
-        ("\\", r"\textbackslash{}"),
-        ("{", r"\{"),
-        ("}", r"\}"),
-        ("$", r"\$"),
-        ("^", r"\textasciicircum{}"),
-        ("~", r"\textasciitilde{}"),
-        ("&", r"\&"),
-        ("%", r"\%"),
-        ("_", r"\_"),
-        ("#", r"\#"),
-        ("±", r"$\pm$"),
-        ("†", r"$\dagger$"),
-    ],
-)
-def test_latex_escapes_each_character_once(character: str, written: str) -> None:
-    assert latex(f"a{character}b") == f"a{written}b"
-    assert latex(f"{character}\\{character}") == rf"{written}\textbackslash{{}}{written}"
+def test_corrected_test_ties_methods_whose_difference_scatters():
+    shifts = {"uncal": (0.1,) * 10, "ts": (0.05,) * 10, "imax": (0.055, 0.049, 0.056, 0.053, 0.051) * 2}
+    found = [
+        replace(result(method, place, **{ECE: value}), sizes=(40, 60))
+        for method, values in shifts.items()
+        for place, value in enumerate(values)
+    ]
+    results = Results.of(found, ("uncal", "ts", "imax"))
+    assert corrected_resampled_t_test(shifts["imax"], shifts["ts"], n_calibration=40, n_test=60) > 0.01
+    table = corrected_table(results)
+    assert table.rows[0][table.heading.index("ECE")].text == "ts, imax"
+    assert results.comparison(ROW, ECE).pooled.best == ("ts",)
+    without = Results.of([replace(each, sizes=None) for each in found], results.methods)
+    assert "corrected" not in {each.name for each in all_tables(without)}
+
+
+def test_failures_are_shown_and_not_compared():
+    always = make_results(*(("ts", index) for index in range(10)))
+    assert texts(metric_table(always, ECE).rows[0])[2:] == ["failed", "1.00±0.19†", "–"]
+    assert texts(rank_table(always).rows[0])[2:] == ["failed", "2.00", "–"]
+    assert texts(time_table(always).rows[0])[2] == "failed"
+    once = make_results(("ts", 1))
+    row = metric_table(once, ECE).rows[0]
+    assert row[1].bold
+    assert row[2] == Entry("5.00±0.20 ✗1")
+    assert set(once.ranks(ECE).ranks) == {"uncal", "imax"}
+    assert once.values(ROW, ECE, "ts") is None
+    assert "| ta_sk | ts | 1 | ValueError: a\\|b c |" in failure_table(once).as_markdown()
+    assert not any(entry.bold for entry in metric_table(make_results(("uncal", 0)), ECE).rows[0])
+    nobody = make_results(*((method, index) for method in METHODS for index in range(10)))
+    assert all(table.rows for table in all_tables(nobody))
+
+
+def test_every_format_has_the_same_content(results):
+    table = metric_table(results, ECE)
+    assert "| ta_sk | 10.00±0.19 | **5.00±0.19** | <u>1.00±0.19†</u> | – |" in table.as_markdown()
+    heading, row = csv.reader(io.StringIO(table.as_csv()))
+    assert (heading, row) == (["task", *METHODS], ["ta_sk", "10.00±0.19", "5.00±0.19", "1.00±0.19†", "–"])
+    text = table.as_latex()
+    assert r"ta\_sk & 10.00$\pm$0.19 & \textbf{5.00$\pm$0.19} & \underline{1.00$\pm$0.19$\dagger$} & -- \\" in text
+    assert text.count("{") == text.count("}")
+    assert latex(table.note) in text
+    console = Console(width=100, file=io.StringIO(), force_terminal=False)
+    console.print(table.transposed().as_rich())
+    shown = [line.split()[0] for line in console.file.getvalue().splitlines() if line.strip()]
+    assert shown[-len(METHODS) :] == list(METHODS)
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_a_table_is_split_rather_than_cut(width: int) -> None:
+def test_wide_tables_are_split_rather_than_cut(width):
     names = tuple(f"task-number-{place:02}" for place in range(9))
     words = "one two three four five six seven eight nine ten eleven"
     rows = tuple(
@@ -137,121 +174,53 @@ def test_a_table_is_split_rather_than_cut(width: int) -> None:
     assert "…" not in text
     assert all(entry.text in text for row in rows for entry in row[1:-1])
     assert all(word in text.split() for word in words.split())
-    assert [f"A title ({n} of {len(parts)})" in text for n in range(1, len(parts) + 1)] == [True] * len(parts)
+    assert f"A title ({len(parts)} of {len(parts)})" in text
 
 
-def test_notes_are_in_every_text(results: Results, tmp_path: Path) -> None:
-    plan = Plan(("ts", "imax"), 10)
-    trained = [replace(each, train_seconds=7.25) if each.key.method == "ts" else each for each in results.results]
-    found = Results.of(trained, METHODS)
-    write_results(found, plan, tmp_path)
-    text = (tmp_path / "tables.md").read_text()
-    for note in {table.note for table in all_tables(found)}:
-        assert text.count(note) == 1, note
-        assert latex(note) in (tmp_path / "tables.tex").read_text()
-    assert METRIC_NOTE in text
-
-
-def test_every_format_says_the_same(results: Results) -> None:
-    table = metric_table(results, "expected_calibration_error")
-    markdown = table.as_markdown()
-    assert "| ta_sk | 10.00±0.19 | **5.00±0.19** | <u>1.00±0.19†</u> | – |" in markdown
-    heading, row = csv.reader(io.StringIO(metric_sheet(results, "expected_calibration_error")))
-    assert heading[:4] == ["task", "uncal_mean", "uncal_std", "uncal_failed"]
-    assert row == ["ta_sk", "10", "0.188562", "0", "5", "0.188562", "0", "1", "0.188562", "0", "", "", ""]
-    latex = table.as_latex()
-    assert r"ta\_sk & 10.00$\pm$0.19 & \textbf{5.00$\pm$0.19} & \underline{1.00$\pm$0.19$\dagger$} & -- \\" in latex
-    assert latex.count("{") == latex.count("}")
-    console = Console(width=100, file=io.StringIO(), force_terminal=False)
-    console.print(table.transposed().as_rich())
-    text = console.file.getvalue()
-    shown = [line.split()[0] for line in text.splitlines() if line.strip()]
-    assert shown[-len(METHODS) :] == list(METHODS)
-
-
-def test_brackets_and_bars_in_names_harm_no_format() -> None:
-    table = Table("t", "title", ("task", "a"), ((Entry("[bold]x|y&z%"), Entry("1")),))
+def test_markup_in_names_harms_no_format():
+    table = Table("t", "\x1b[1mtitle", ("task", "=1+1"), ((Entry("[bold]x|y&z%\x9b"), Entry("-1.5")),))
     assert "x\\|y" in table.as_markdown()
     assert r"{[}bold]x\textbar{}y\&z\%" in table.as_latex()  # \\ would take what stands in brackets for a length
+    assert table.as_csv().splitlines() == ["task,'=1+1", "[bold]x|y&z%\x9b,-1.5"]
     console = Console(width=60, file=io.StringIO())
     console.print(table.as_rich())
-    assert "[bold]x|y&z%" in console.file.getvalue()
+    text = console.file.getvalue()
+    assert "[bold]x|y&z%" in text
+    assert not {"\x1b", "\x9b"} & set(text)
 
 
-def test_a_run_leaves_all_its_files(task: Task, tmp_path: Path) -> None:
+def test_run_leaves_all_its_files(tmp_path):
     plan = Plan(("ts", "smooth"), n_splits=2, jobs=1)
-    results = Results.of(run([task], plan, tmp_path), plan.methods)
+    tasks = [make_task(), make_task("few", n_groups=2)]
+    results = Results.of(run(tasks, plan, tmp_path), plan.methods)
     files = {str(path.relative_to(tmp_path)) for path in write_results(results, plan, tmp_path)}
-    assert {"results.json", "tables.md", "tables.tex", "csv/ranks.csv", "csv/seconds.csv"} <= files
-    assert {"reliability/small.png", "reliability/small-by-group.png"} <= files
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert stored["settings"]["seed"] == 0
-    assert stored["versions"]["torch"]
-    assert len(stored["results"]) == 2 * 2 * 2
-    assert "| small (by group) |" in (tmp_path / "tables.md").read_text()
-    first = metric_table(results, "accuracy").rows[0]
-    assert first[3] == Entry("–")  # there is no companion for smooth
+    assert {"results.json", "tables.md", "tables.tex", "csv/ranks.csv", "csv/summary.csv"} <= files
+    assert {"reliability/small.png", "reliability/small-by-group.png", "reliability/few.png"} <= files
+    assert [row.label for row in results.rows] == ["small", "small (by group)", "few"]
+    assert "few (2 groups)" in group_note(results)
+    assert group_note(results) in (tmp_path / "tables.md").read_text()
+    assert metric_table(results, "accuracy").rows[0][3] == Entry("–")  # there is no companion for smooth
+    assert np.isfinite(results.overall()["ts"])
     picture = tmp_path / "reliability/small.png"
     drawn = picture.stat().st_mtime_ns
     write_results(results, plan, tmp_path)
     assert picture.stat().st_mtime_ns == drawn  # it shows the same
     write_results(Results.of(results.results, ("uncal",)), plan, tmp_path)
     assert picture.stat().st_mtime_ns > drawn
-    assert np.isfinite(results.overall()["ts"])
 
 
-def test_no_results_are_an_error() -> None:
-    with pytest.raises(InvalidInputError, match="results must not be empty"):
-        Results.of([], METHODS)
-
-
-def test_the_corrected_test_ties_methods_whose_difference_scatters() -> None:
-    shifts = {"uncal": (0.1,) * 10, "ts": (0.05,) * 10, "imax": (0.055, 0.049, 0.056, 0.053, 0.051) * 2}
-    found = [
-        replace(result(method, place, expected_calibration_error=value), sizes=(40, 60))
-        for method, values in shifts.items()
-        for place, value in enumerate(values)
-    ]
-    results = Results.of(found, ("uncal", "ts", "imax"))
-    p_value = corrected_resampled_t_test(shifts["imax"], shifts["ts"], n_calibration=40, n_test=60)
-    assert p_value > 0.01
-    table = corrected_table(results)
-    assert table.rows[0][table.heading.index("ECE")].text == "ts, imax"
-    assert "ts" in results.comparison(Row("ta_sk", False), "expected_calibration_error").pooled.best
-    assert "imax" not in results.comparison(Row("ta_sk", False), "expected_calibration_error").pooled.best
-    assert table in all_tables(results)
-    without = Results.of([replace(each, sizes=None) for each in found], results.methods)
-    assert "corrected" not in {each.name for each in all_tables(without)}
-
-
-def test_results_are_read_back_from_the_folder(results: Results, tmp_path: Path) -> None:
+def test_results_are_read_back_from_the_folder(results, tmp_path):
     write_results(results, Plan(METHODS, 3), tmp_path)
-    again, settings = Results.read(tmp_path / "results.json")
-    assert again.methods == METHODS
-    assert again.results == results.results
+    path = tmp_path / "results.json"
+    again, settings = Results.read(path)
+    assert (again.methods, again.results) == (METHODS, results.results)
     assert settings == {"seed": 0, "methods": list(METHODS), "n_splits": 3}
+    assert json.loads(path.read_text())["versions"] == {}
     for content in ("{", "[]", '{"results": [1], "settings": {}}'):
-        (tmp_path / "results.json").write_text(content)
-        with pytest.raises(FileFormatError, match=r"results\.json does not hold the results"):
-            Results.read(tmp_path / "results.json")
+        path.write_text(content)
+        with pytest.raises(FileFormatError, match=r"results\.json"):
+            Results.read(path)
     with pytest.raises(FileFormatError, match="does not exist"):
-        Results.read(tmp_path / "other.json")
-
-
-def test_spreadsheets_take_text_for_text_and_numbers_for_numbers() -> None:
-    cells = ["=1+1", "+a", "-a", "@a", "\t=1", "a=1", "-1.5", "+2", 0.25, -1e-7, 3]
-    (row,) = csv.reader(io.StringIO(comma_separated(cells[:1], []).splitlines()[0]))
-    assert row == ["'=1+1"]
-    _, row = csv.reader(io.StringIO(comma_separated(("a",) * len(cells), [cells])))
-    assert row == ["'=1+1", "'+a", "'-a", "'@a", "'\t=1", "a=1", "-1.5", "+2", "0.25", "-1e-07", "3"]
-
-
-def test_names_are_shown_without_escape_sequences() -> None:
-    assert printable("a\x1b[31mb\x07\u202e°") == "a\\x1b[31mb\\x07\\u202e°"
-    table = Table("t", "\x1b[1mtitle", ("task", "\x1b[2Ja"), ((Entry("\x1b]0;name"), Entry("\x9b31m")),))
-    console = Console(width=80, file=io.StringIO())
-    console.print(table.as_rich())
-    text = console.file.getvalue()
-    assert "\x1b" not in text
-    assert "\x9b" not in text
-    assert all(shown in text for shown in ("\\x1b[1mtitle", "\\x1b[2Ja", "\\x1b]0;name", "\\x9b31m"))
+        Results.read(Path("other.json"))
+    with pytest.raises(InvalidInputError, match="results"):
+        Results.of([], METHODS)

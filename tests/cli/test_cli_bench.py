@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from animals import blobs, columns_of, option_help, write_columns
 
-from kcal.benchmark import DEFAULT_METHODS, PAPER_METHODS, output, read_task
+from kcal.benchmark import DEFAULT_METHODS, PAPER_METHODS, read_task, tables
 from kcal.benchmark.store import RESULTS_FILE
 from kcal.calibrators import METHODS
 from kcal.files import locked_folder
@@ -28,7 +28,7 @@ def tasks(run, tmp_path) -> Path:
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Draw no pictures: drawing takes far longer than the rest of a small run."""
-    monkeypatch.setattr(output, "draw_reliability", lambda *_: None)
+    monkeypatch.setattr(tables, "draw_reliability", lambda *_: None)
 
 
 def test_a_task_is_made_checked_and_run(run, tasks):

@@ -24,8 +24,8 @@ import kcal
 from kcal.benchmark import Plan, run
 from kcal.benchmark.tasks import Task
 from kcal.calibrators import bandwidth_choice as bandwidth
-from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, parallel, predict
-from kcal.distributed.shards import ShardedSupport
+from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, predict
+from kcal.distributed.sharded_kcal import ShardedSupport
 from kcal.embeddings import ClassifierOutputs
 from page_code import run_page
 
@@ -63,7 +63,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def worker_pids(cluster: Any, name: str) -> list[int]:
-    """Return the processes of the cluster's actors whose class has such a name."""
+    """Return the processes of the cluster's actors and tasks of such a name."""
     nodes = cluster.list_all_nodes()
     raylets = {info.process.pid for node in nodes for info in node.all_processes.get("raylet", ())}
     found = []
@@ -75,12 +75,13 @@ def worker_pids(cluster: Any, name: str) -> list[int]:
     return found
 
 
-def kill_one(cluster: Any, name: str, ended: threading.Event) -> None:
-    """Kill the first process of an actor, as soon as there is one."""
+def kill_one(cluster: Any, name: str, ended: threading.Event, killed: list[int]) -> None:
+    """Kill the first process of an actor or task, as soon as there is one, and note it."""
     while not ended.wait(0.1):
         for pid in worker_pids(cluster, name)[:1]:
             with suppress(ProcessLookupError):  # it ends by itself
                 os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
                 return
 
 
@@ -175,18 +176,18 @@ def test_shards_of_files_have_the_search_of_one_machine_though_an_actor_dies(clu
     options: dict[str, Any] = {"projection": "identity", "kernel": "epanechnikov", "progress": False}
     one = kcal.KCal(**options).fit(embeddings, labels, groups=groups, sample_weight=weights)
 
-    ask, questions = ShardedSupport._ask, []
+    ask, questions, killed = ShardedSupport._ask, [], []
 
     def disturbed(self: ShardedSupport, method: str, *arguments: Any) -> list[Any]:
         questions.append(method)
         if questions.count("class_sums") == 2:
-            kill_one(cluster, "Shard", threading.Event())
+            kill_one(cluster, "Shard", threading.Event(), killed)
         return ask(self, method, *arguments)
 
     monkeypatch.setattr(ShardedSupport, "_ask", disturbed)
     many = ShardedKCal(n_shards=2, num_cpus=0.5, n_predicted=500, **options)
     many.fit_files(tmp_path, features=["e"], group="patient", weight="w")
-    assert questions.count("class_sums") > 2
+    assert (len(killed), questions.count("class_sums") > 2) == (1, True)
     assert sum(many.shard_sizes_) == 2_000
     assert many.bandwidth_ == pytest.approx(one.bandwidth_, rel=1e-6)
     assert many.bandwidth_curve_.loss == pytest.approx(one.bandwidth_curve_.loss, abs=1e-6)
@@ -198,32 +199,19 @@ def test_shards_of_files_have_the_search_of_one_machine_though_an_actor_dies(clu
     many.close()
 
 
-def test_a_benchmark_has_the_same_results_though_a_worker_dies(cluster, tmp_path, monkeypatch):
-    import ray.util
-
+def test_a_benchmark_has_the_same_results_though_a_worker_dies(cluster, tmp_path):
     rows, labels = samples(500, 7)
     part = ClassifierOutputs(embeddings=rows, logits=2.0 * rows[:, :N_CLASSES], labels=labels)
     task = Task("small", train=part, pool=part, classes=("a", "b", "c"), calibration_share=0.3)
     plan = Plan(("ts", "vector"), n_splits=2, jobs=2)
     one = run([task], replace(plan, jobs=1), tmp_path / "one")
-    rounds: list[int] = []
-
-    def count(ray: Any, **_: Any) -> int:
-        """Count a core that is not there when the round is repeated, as Ray does after a machine is lost."""
-        rounds.append(2)
-        if len(rounds) == 2:
-            assert ray.util.placement_group([{"CPU": 1}], name="lost").wait(300)
-        return 2
-
-    monkeypatch.setattr(parallel, "count_workers", count)
-
-    with beside(lambda ended: kill_one(cluster, "PoolActor", ended)):
+    killed: list[int] = []
+    with beside(lambda ended: kill_one(cluster, "call_on_one_thread", ended, killed)):
         many = run([task], plan, tmp_path / "many", parallel=in_parallel)
-    assert [result.key for result in many] == [result.key for result in one]
-    assert [result.metrics for result in many] == [result.metrics for result in one]
+    assert len(killed) == 1
+    by_key = {result.key: result for result in many}
+    assert [by_key[result.key].metrics for result in one] == [result.metrics for result in one]
     assert not any(result.error for result in many)
-    assert len(rounds) > 1
-    ray.util.remove_placement_group(ray.util.get_placement_group("lost"))
 
 
 def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):

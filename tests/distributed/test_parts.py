@@ -15,10 +15,8 @@ import pytest
 
 import kcal
 from kcal.distributed import Columns, predict
-from kcal.distributed.manifest import LOCK
-from kcal.distributed.parts import InputFile, find_files
-from kcal.distributed.scoring import Scorer
-from kcal.files import locked_folder
+from kcal.distributed.prediction import Scorer
+from kcal.distributed.tables import InputFile
 
 N_FEATURES = 5
 
@@ -76,33 +74,6 @@ def test_of_a_large_row_group_only_pieces_are_held(tmp_path):
     assert most < 16 * 2**20
 
 
-def test_a_run_that_was_stopped_continues_with_what_is_missing(model, tmp_path, monkeypatch):
-    write(tmp_path / "a.parquet", 3_000, 1)
-    predict(tmp_path / "a.parquet", model, tmp_path / "whole", **options())
-    scored: list[str] = []
-    plain = Scorer.write
-
-    def failing(self: Scorer, part: Any, folder: Path) -> Any:
-        if len(scored) == 2:
-            raise KeyboardInterrupt
-        scored.append(part.name)
-        return plain(self, part, folder)
-
-    monkeypatch.setattr(Scorer, "write", failing)
-    with pytest.raises(KeyboardInterrupt):
-        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
-    assert not json.loads((tmp_path / "out" / "_manifest.json").read_bytes())["complete"]
-    (tmp_path / "out" / ".0123456789abcdef.parquet").write_bytes(b"half")  # of a process that was killed
-    monkeypatch.setattr(Scorer, "write", plain)
-    done = predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
-    assert (done.n_parts, done.n_computed) == (3, 1)
-    assert pq.read_table(tmp_path / "out").equals(pq.read_table(tmp_path / "whole"))
-    assert not list((tmp_path / "out").glob(".*.parquet"))
-    manifest = json.loads((tmp_path / "out" / "_manifest.json").read_bytes())
-    assert manifest["complete"]
-    assert manifest["rows"] == 3_000
-
-
 def test_files_may_be_added_but_not_changed(model, tmp_path):
     write(tmp_path / "a.parquet", 500, 1)
     predict(tmp_path / "*.parquet", model, tmp_path / "out", **options())
@@ -113,37 +84,17 @@ def test_files_may_be_added_but_not_changed(model, tmp_path):
         predict(tmp_path / "*.parquet", model, tmp_path / "out", **options())
 
 
-def test_another_model_or_other_settings_are_refused(model, tmp_path):
-    write(tmp_path / "a.parquet", 500, 1)
-    predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
-    other = model.with_prior("uniform")
-    changes: list[dict[str, Any]] = [{"model": other}, {"evidence": True}, {"rows_at_once": 512}, {"part_rows": 2_048}]
-    for call in ({"model": model} | change for change in changes):
-        with pytest.raises(kcal.InvalidInputError, match="out must be empty or hold predictions with the same"):
-            predict(tmp_path / "a.parquet", out=tmp_path / "out", **options(**call))
-
-
-def test_parts_of_another_size_do_not_pass_for_larger_ones(model, tmp_path):
+def test_a_folder_of_other_predictions_is_refused(model, tmp_path):
     write(tmp_path / "a.parquet", 2_048, 1)
     predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
     max((tmp_path / "out").glob("*.parquet")).unlink()  # the first part stays, which begins as a larger one would
-    with pytest.raises(kcal.InvalidInputError, match="with the same part_rows"):
-        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options(part_rows=2_048))
-
-
-def test_parts_without_their_manifest_are_refused(model, tmp_path):
-    write(tmp_path / "a.parquet", 500, 1)
-    predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+    other = model.with_prior("uniform")
+    for call in ({"model": other}, {"evidence": True}, {"rows_at_once": 512}, {"part_rows": 2_048}):
+        with pytest.raises(kcal.InvalidInputError, match=f"out must .* with the same {next(iter(call))}"):
+            predict(tmp_path / "a.parquet", out=tmp_path / "out", **options(**{"model": model} | call))
     (tmp_path / "out" / "_manifest.json").unlink()
-    with pytest.raises(kcal.InvalidInputError, match=r"out must hold no parquet files without their _manifest\.json"):
-        predict(tmp_path / "a.parquet", model.with_prior("uniform"), tmp_path / "out", **options())
-
-
-def test_a_folder_that_another_run_uses_is_named(model, tmp_path):
-    write(tmp_path / "a.parquet", 10, 1)
-    (tmp_path / "out").mkdir()
-    with locked_folder(tmp_path / "out", LOCK), pytest.raises(kcal.InvalidInputError, match="in use by another run"):
-        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+    with pytest.raises(kcal.InvalidInputError, match=r"out must hold only the parts of its _manifest\.json"):
+        predict(tmp_path / "a.parquet", other, tmp_path / "out", **options())
 
 
 def test_a_file_that_changes_during_the_run_is_an_error(model, tmp_path, monkeypatch):
@@ -160,25 +111,17 @@ def test_a_file_that_changes_during_the_run_is_an_error(model, tmp_path, monkeyp
         predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
 
 
-def test_a_part_that_was_written_elsewhere_is_missed(model, tmp_path, monkeypatch):
-    write(tmp_path / "a.parquet", 10, 1)
-    plain = Scorer.write
-    monkeypatch.setattr(Scorer, "write", lambda self, part, _: plain(self, part, tmp_path))
-    with pytest.raises(kcal.FileFormatError, match="all machines must share the folder"):
-        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
-
-
 def test_a_process_that_is_killed_loses_no_row_and_repeats_none(model, tmp_path):
     write(tmp_path / "a.parquet", 30_000, 1, id=np.arange(30_000))
     kcal.save(model, tmp_path / "model.kcal")
     out = tmp_path / "out"
     code = (
-        "import os, signal, sys; from kcal.distributed import predict, scoring\n"
-        "folder, count = sys.argv[1], int(sys.argv[2]); plain = scoring.Scorer.table\n"
+        "import os, signal, sys; from kcal.distributed import predict, prediction\n"
+        "folder, count = sys.argv[1], int(sys.argv[2]); plain = prediction.Scorer.table\n"
         "def table(self, rows):\n"
         "    global count; count -= 1\n"
         "    return plain(self, rows) if count else os.kill(os.getpid(), signal.SIGKILL)\n"
-        "scoring.Scorer.table = table\n"
+        "prediction.Scorer.table = table\n"
         "predict(f'{folder}/a.parquet', f'{folder}/model.kcal', f'{folder}/out', engine='local',"
         " rows_at_once=256, part_rows=1_024)\n"
     )
@@ -192,6 +135,8 @@ def test_a_process_that_is_killed_loses_no_row_and_repeats_none(model, tmp_path)
     assert all((out / name).stat().st_mtime_ns == time for name, time in written.items())
     assert pq.read_table(out).column("id").to_pylist() == list(range(30_000))
     assert not list(out.glob(".*.parquet"))
+    manifest = json.loads((out / "_manifest.json").read_bytes())
+    assert (manifest["complete"], manifest["rows"]) == (True, 30_000)
 
 
 def test_lists_and_columns_of_numbers_are_the_same_embeddings(model, tmp_path):
@@ -202,53 +147,6 @@ def test_lists_and_columns_of_numbers_are_the_same_embeddings(model, tmp_path):
     assert pq.read_table(tmp_path / "wide").equals(pq.read_table(tmp_path / "lists"))
 
 
-def test_what_is_wrong_with_the_data_is_said_with_the_file(model, tmp_path):
-    write(tmp_path / "a.parquet", 500, 1)
-    rows = np.full((10, N_FEATURES), np.nan, dtype=np.float32)
-    pq.write_table(pa.table({f"e{index}": rows[:, index] for index in range(N_FEATURES)}), tmp_path / "b.parquet")
-    with pytest.raises(kcal.KcalError, match=r"b\.parquet, rows 0 to 10: .*NaN"):
-        predict(tmp_path, model, tmp_path / "out", **options())
-    pq.write_table(pa.table({"e0": [1.0]}), tmp_path / "c.parquet")
-    with pytest.raises(kcal.InvalidInputError, match=r"c\.parquet has no column 'e1' and 3 others"):
-        predict(tmp_path / "*.parquet", model, tmp_path / "out2", **options())
-    (tmp_path / "d.parquet").write_bytes(b"nothing")
-    with pytest.raises(kcal.FileFormatError, match=r"d\.parquet cannot be read as parquet"):
-        predict(tmp_path / "d.parquet", model, tmp_path / "out3", **options())
-    with pytest.raises(kcal.InvalidInputError, match=r"data must be parquet files.*; got '.*none\*\.parquet'"):
-        find_files(tmp_path / "none*.parquet")
-    with pytest.raises(kcal.InvalidInputError, match="data must be the name of a file"):
-        find_files(None)
-
-
-def test_pages_that_are_damaged_are_said_with_the_file(model, tmp_path):
-    write(tmp_path / "a.parquet", 500, 1)
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
-    content[10:2_000] = bytes(1_990)  # the footer stays
-    (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(kcal.KcalError, match=r"a\.parquet cannot be read as parquet"):
-        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
-
-
-@pytest.mark.parametrize(
-    ("lists", "message"),
-    [
-        ([[1.0] * 5, None], "must have lists of one length in all rows; got 1 rows without a list"),
-        ([[1.0] * 5, [1.0]], "must have lists of one length in all rows; got 1 to 5 numbers"),
-        ([[1.0] * 5, [1.0, 1.0, 1.0, 1.0, None]], "X must be finite.*got NaN at row 1"),
-    ],
-)
-def test_lists_have_a_number_at_every_place(model, tmp_path, lists, message):
-    pq.write_table(pa.table({"e": pa.array(lists)}), tmp_path / "a.parquet")
-    with pytest.raises(kcal.KcalError, match=message):
-        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
-
-
-def test_a_table_without_features_is_said_to_have_none(model, tmp_path):
-    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
-    with pytest.raises(kcal.InvalidInputError, match="data must have columns of features; got only id"):
-        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
-
-
 def test_files_without_rows_have_no_predictions(model, tmp_path):
     write(tmp_path / "a.parquet", 0, 1)
     done = predict(tmp_path, model, tmp_path / "none", **options())
@@ -257,25 +155,12 @@ def test_files_without_rows_have_no_predictions(model, tmp_path):
     assert predict(tmp_path, model, tmp_path / "some", **options()).n_rows == 5
 
 
-def test_ids_have_one_type_in_all_files(model, tmp_path):
-    write(tmp_path / "a.parquet", 2, 1, id=[1, 2])
-    write(tmp_path / "b.parquet", 2, 1, id=["c", "d"])
-    with pytest.raises(kcal.InvalidInputError, match=r"b\.parquet must have ids of the type .*int64; got string"):
-        predict(tmp_path, model, tmp_path / "out", **options())
-
-
 def test_hidden_files_of_others_stay(model, tmp_path):
     write(tmp_path / "a.parquet", 10, 1)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".mine.parquet").write_bytes(b"something else")
     predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
     assert (tmp_path / "out" / ".mine.parquet").exists()
-
-
-def test_text_is_no_feature(model, tmp_path):
-    pq.write_table(pa.table({f"e{index}": ["a"] for index in range(N_FEATURES)}), tmp_path / "a.parquet")
-    with pytest.raises(kcal.KcalError, match="column 'e0' must be numbers to be a feature; got string"):
-        predict(tmp_path, model, tmp_path / "out", **options())
 
 
 def test_known_rows_are_warned_of(model, tmp_path):
@@ -294,3 +179,43 @@ def test_columns_are_chosen_by_name(model, tmp_path):
     scored = pq.read_table(tmp_path / "out")
     assert scored.column_names[0] == "key"
     np.testing.assert_array_equal(scored.column("p_cat"), model.predict_proba(rows)[:, 0])
+
+
+def columns(**changes: Any) -> pa.Table:
+    """Two rows of features, with some columns changed."""
+    return pa.table({f"e{index}": [1.0, 2.0] for index in range(N_FEATURES)} | changes)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (columns(e0=[1.0, float("nan")]), "rows 0 to 2: .*NaN"),
+        (columns(e0=["a", "b"]), "column 'e0'"),
+        (columns().select(["e0"]), "expecting 5 features"),
+        (pa.table({"id": [1]}), "columns of features"),
+        (pa.table({"e": [[1.0] * 5, None]}), "lists of one length"),
+        (pa.table({"e": [[1.0] * 5, [1.0]]}), "lists of one length"),
+        (pa.table({"e": [[1.0] * 5, [1.0, 1.0, 1.0, 1.0, None]]}), "NaN at row 1"),
+    ],
+)
+def test_unusable_rows_are_an_error_that_names_them(model, tmp_path, table, message):
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(kcal.KcalError, match=message):
+        predict(tmp_path, model, tmp_path / "out", **options())
+
+
+def test_unreadable_files_are_named(model, tmp_path):
+    write(tmp_path / "a.parquet", 500, 1)
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[10:2_000] = bytes(1_990)  # the footer stays
+    (tmp_path / "pages.parquet").write_bytes(content)
+    (tmp_path / "text.parquet").write_bytes(b"nothing")
+    for name in ("pages", "text"):
+        with pytest.raises(kcal.KcalError, match=rf"{name}\.parquet cannot be read as parquet"):
+            predict(tmp_path / f"{name}.parquet", model, tmp_path / "out", **options())
+    write(tmp_path / "b.parquet", 2, 1, id=["c", "d"])
+    write(tmp_path / "c.parquet", 2, 1, id=[1, 2])
+    with pytest.raises(kcal.InvalidInputError, match="ids of the type"):
+        predict([tmp_path / "b.parquet", tmp_path / "c.parquet"], model, tmp_path / "other", **options())
+    with pytest.raises(kcal.InvalidInputError, match="data"):
+        predict(tmp_path / "none*.parquet", model, tmp_path / "other", **options())

@@ -6,18 +6,9 @@ import numpy as np
 import pytest
 
 from experiments import alarms
-from experiments.alarms import QUICK, Sizes, confused, detection_delays, draw_labels, draw_probs, false_alarms, shifted
+from experiments.alarms import confused, draw_probs, shifted
 from kcal.benchmark import Task
 from kcal.embeddings import ClassifierOutputs
-
-
-def test_labels_follow_their_probabilities():
-    generator = np.random.default_rng(0)
-    probs = np.tile([0.5, 0.3, 0.2], (20_000, 1))
-    np.testing.assert_allclose(np.bincount(draw_labels(probs, generator)) / 20_000, probs[0], atol=0.015)
-    drawn = draw_probs(2_000, generator)
-    np.testing.assert_allclose(drawn.sum(axis=1), 1)
-    assert 0.7 < drawn.max(axis=1).mean() < 0.85
 
 
 def test_drifts_are_true_probabilities():
@@ -30,28 +21,6 @@ def test_drifts_are_true_probabilities():
     moved = confused(probs, 0.2)
     np.testing.assert_allclose(moved[:, -1], 0.8 * probs[:, -1])
     np.testing.assert_allclose(moved[:, 1:-1], probs[:, 1:-1])
-
-
-def test_tables_count_alarms_and_delays(monkeypatch):
-    notes: list[str] = []
-    rows = false_alarms(Sizes(calibrated=3, rows=200, drifted=1), 0, notes.append).rows
-    assert [row[0].text for row in rows] == ["0.01", "0.05", "0.2"]
-    monkeypatch.setattr(
-        alarms, "DRIFTS", {"strongly overconfident": alarms.DRIFTS["strongly overconfident (exponent 0.5)"]}
-    )
-    monkeypatch.setattr(alarms, "CALM", 100)
-    monkeypatch.setattr(alarms, "AFTER", 400)
-    monkeypatch.setattr(alarms, "river_detectors", dict)
-    ((name, exact, tolerant),) = detection_delays(QUICK, 0, notes.append).rows
-    assert name.text == "strongly overconfident"
-    assert 0 < int(exact.text) < int(tolerant.text) < 400
-    assert len(notes) == 5
-
-
-def test_delays_name_missed_and_early_alarms():
-    assert alarms._delay_entry(np.array([5.0, np.inf, -3.0, 7.0])).text == "7 (1 missed, 1 false)"
-    assert alarms._delay_entry(np.array([np.inf, np.inf])).text == "– (2 missed)"
-    assert alarms._delay_entry(np.array([4.0, 6.0])).text == "5"
 
 
 @pytest.fixture

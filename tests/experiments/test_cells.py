@@ -12,11 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from experiments import sizes, subset
 from experiments.cell_tables import cell_tables, summary
 from experiments.cells import Cell, run, sized_splits
 from kcal import TemperatureScaling, metrics
-from kcal.benchmark import Task, write_task
+from kcal.benchmark import Task
 from kcal.embeddings import ClassifierOutputs
 
 LOG_LOSS = "negative_log_likelihood"
@@ -94,17 +93,6 @@ def test_subset_keeps_a_third_of_the_classes_and_all_columns(many_classes: Task,
     assert row[LOG_LOSS] == pytest.approx(loss, rel=1e-5)
 
 
-def test_failures_are_stored_and_shown(many_classes: Task, tmp_path: Path) -> None:
-    found = run([many_classes], tmp_path, "sizes", ("random",), **OPTIONS | {"methods": ("uncal", "ts", "focal")})
-    failed = found[found["method"] == "focal"]
-    assert len(failed)
-    assert failed["error"].str.contains("KeyError").all()
-    tables = {table.name: table for table in cell_tables(found)}
-    assert {row[-1].text for row in tables["log-loss-random"].rows} == {"–"}
-    assert {row[3].text for row in tables["failures"].rows} == {"focal"}
-    assert summary(found).loc[("all", "random", "focal"), "missing"] == 3
-
-
 def test_summary_of_a_worked_example() -> None:
     losses = {  # the mean of two splits
         ("a", "30"): {"uncal": 0.80, "ts": 0.40, "svs": 0.50},
@@ -146,32 +134,3 @@ def invoke(command: Any, *words: Any) -> Any:
     app = typer.Typer()
     app.command()(command.main)
     return CliRunner().invoke(app, [str(word) for word in words])
-
-
-@pytest.mark.parametrize("command", [sizes, subset])
-def test_commands_write_tables_and_a_figure(task: Task, tmp_path: Path, command: Any) -> None:
-    write_task(tmp_path / "small.npz", task.train, task.pool, calibration_share=0.4)
-    options = ("--sizes", "30,full", "--splits", 1, "--methods", "ts,kcal")
-    outcome = invoke(command, tmp_path, "--out", tmp_path / "out", *options)
-    assert outcome.exit_code == 0
-    name = command.__name__.rpartition(".")[2]
-    text = (tmp_path / "out" / f"{name}.md").read_text(encoding="utf-8")
-    assert text.count("### ") == len(list((tmp_path / "out").glob(f"{name}-*.csv")))
-    assert (tmp_path / "out" / f"{name}.png").stat().st_size > 0
-    assert "Failures" not in text
-
-
-def test_sizes_that_are_no_numbers_are_named(task: Task, tmp_path: Path) -> None:
-    write_task(tmp_path / "small.npz", task.train, task.pool, calibration_share=0.4)
-    outcome = invoke(sizes, tmp_path, "--out", tmp_path / "out", "--sizes", "30,-5")
-    assert outcome.exit_code > 0
-    assert "30,-5" in outcome.output
-
-
-def test_subset_of_two_classes_is_an_error(task: Task, tmp_path: Path) -> None:
-    pool, rows = task.pool, np.flatnonzero(task.pool.labels < 2)
-    outputs = ClassifierOutputs(pool.embeddings[rows], pool.logits[rows, :2], pool.labels[rows])
-    write_task(tmp_path / "two.npz", outputs, outputs, calibration_share=0.4)
-    outcome = invoke(subset, tmp_path, "--out", tmp_path / "out")
-    assert outcome.exit_code > 0
-    assert "3 classes" in outcome.output

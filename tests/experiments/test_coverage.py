@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments import coverage
-from experiments.coverage import Problem, cover, draw, main, true_errors
+from experiments.coverage import Problem, draw, main, true_errors
 
 
 def test_true_errors_are_those_of_many_labels() -> None:
@@ -26,13 +26,6 @@ def test_true_errors_are_those_of_many_labels() -> None:
         assert estimated[name] == pytest.approx(truth[name], abs=0.01)
     calibrated = true_errors(draw(problem._replace(power=1.0), generator))
     assert calibrated["classwise_calibration_error"] == pytest.approx(0, abs=1e-12)
-
-
-def test_coverage_is_a_fraction_of_the_data_sets() -> None:
-    found = cover(Problem(60, 3, True, 6, 0.5, 1.0), data_sets=3, resamples=20)
-    for name, value in found.items():
-        assert 0 <= value <= 1
-        assert name == "class_errors" or value * 3 == pytest.approx(round(value * 3))
 
 
 def test_a_second_run_measures_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,13 +57,3 @@ def test_confidence_out_of_scope_is_what_fitting_by_hand_gives(task: Task, measu
         assert measured["small"]["kcal-blend"]["outside"][place] == pytest.approx(confidence.mean())
     half = int(np.argmin(np.abs(far.LEVELS - 0.5)))
     assert measured["small"]["ts"]["out of scope"][:, half].tolist() == pytest.approx(shares)
-
-
-def test_kernel_methods_have_evidence_that_tells_far_inputs_apart(measured: Measurements) -> None:
-    values = measured["small"]
-    assert values["kcal-blend"]["by_evidence"].min() > 0.95
-    shown = far.show(measured)
-    assert [row[0].text for row in shown.tables[0].rows if row[5].text == "–"] == ["uncal", "ts"]
-    assert [panel.title for panel in shown.panels] == ["small, test", "small, out of scope"]
-    assert all(each["test"][0, 0] == 1 and each["test"][0, -1] == 0 for each in values.values())
-    assert far.show({}).tables == ()

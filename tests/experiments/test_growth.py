@@ -7,10 +7,10 @@ import pytest
 from scipy.special import log_softmax
 
 from experiments import growth
-from experiments.growth import EXPERTS, Simulation, draw_world, reliance
+from experiments.growth import draw_world
 from experiments.runner import run_study
 from experiments.study import Measurements
-from kcal import KCal, KCalBlend
+from kcal import KCal
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +53,3 @@ def test_more_samples_come_closer_to_the_truth_and_the_samples_gain_weight(grown
     shares = [grown[size]["kcal-blend"] for size in ("60", "2,000")]
     assert shares[0]["samples"].mean() < shares[1]["samples"].mean()
     assert shares[0]["network"].mean() > shares[1]["network"].mean()
-
-
-def test_shares_of_the_experts_sum_to_one() -> None:
-    world = draw_world(200, np.random.default_rng(3))
-    blend = KCalBlend().fit(world.outputs.embeddings, world.outputs.labels, logits=world.outputs.logits)
-    found = reliance(blend)
-    assert tuple(found) == EXPERTS
-    assert sum(found.values()) == pytest.approx(1)
-    assert all(found[name] >= blend.shares_[name] for name in EXPERTS)
-
-
-def test_large_sizes_are_drawn_less_often(grown: Measurements) -> None:
-    assert [len(Simulation(size, 0).splits(10)) for size in (100, 10_000, 100_000)] == [10, 3, 1]
-    shown = growth.show(grown)
-    assert [row[0].text for row in shown.tables[0].rows] == ["60", "2,000"]
-    assert "fewer: 2, 1." in shown.tables[0].note
-    assert [len(panel.lines) for panel in shown.panels] == [len(growth.PARAMETERS) + 1, len(EXPERTS)]

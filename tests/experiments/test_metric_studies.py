@@ -13,14 +13,13 @@ from scipy.special import softmax
 
 from benchmark.conftest import make_task
 from experiments import bandwidth_law, dimension, groups, remedies, variants
-from experiments.output import LOG_LOSS, quartile_line
-from experiments.remedies import RECIPES, has_equal_classes, standardised, what_helped
+from experiments.output import LOG_LOSS
+from experiments.remedies import RECIPES, standardised
 from experiments.runner import run_study
 from experiments.study import Measurements, TaskSetting
 from kcal import KCal, metrics, train_projection
-from kcal.benchmark import Task, example_task
+from kcal.benchmark import Task
 from kcal.benchmark.results import MAIN_METRICS
-from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import group_splits, row_splits
 
 STEPS = 8
@@ -66,7 +65,6 @@ def test_variants_give_what_the_classes_give(task: Task, split: Any) -> None:
     check(measured["untrained"], 0, by_hand(KCal(projection="identity"), task, split))
     learned = train_projection(task.train.embeddings, task.train.labels, projection="linear", progress=False)
     check(measured["KCal-Linear"], 0, by_hand(KCal(projection=learned, progress=False), task, split))
-    assert [row[0].text for row in variants.show({"small": measured}).tables[0].rows] == list(measured)
 
 
 @pytest.fixture(scope="module")
@@ -92,49 +90,6 @@ def test_remedies_are_what_fitting_by_hand_gives(task: Task, remedied: Measureme
     check(remedied["small"]["no projection, divided by the length"], 0, by_hand(KCal(projection="unit"), task, first))
 
 
-def test_recipes_that_do_not_differ_on_a_task_share_one_training(task: Task, remedied: Measurements) -> None:
-    losses = {name: values[LOG_LOSS].tolist() for name, values in remedied["small"].items()}
-    for name in ("d ≤ 32", "d ≤ 64", "standardised, lengths kept"):  # six dimensions, whose length is kept
-        assert losses[name] == losses["default"]
-    for name in ("800 steps", "random start", "balanced class weights", "not trained: the start", "no projection"):
-        assert losses[name] != losses["default"]
-    setting = TaskSetting(task)
-    default, narrow = (remedies.trained_by(setting, RECIPES[name]) for name in ("default", "d ≤ 32"))
-    assert default.checkpoints is narrow.checkpoints
-    assert narrow.recipe is RECIPES["d ≤ 32"]
-    assert not has_equal_classes(task)
-    rows = np.concatenate([np.flatnonzero(task.train.labels == k)[:20] for k in range(3)])
-    train = type(task.train)(task.train.embeddings[rows], task.train.logits[rows], np.repeat(range(3), 20))
-    even = TaskSetting(replace(task, train=train))
-    assert has_equal_classes(even.task)
-    same = (remedies.trained_by(even, RECIPES[name]) for name in ("default", "proportional sampling"))
-    assert len({id(each.checkpoints) for each in same}) == 1
-
-
-def test_the_overview_shows_differences_from_the_default(remedied: Measurements) -> None:
-    table = remedies.show(remedied).tables[0]
-    assert table.heading == ("", "small", "small (by group)")
-    means = {name: values[LOG_LOSS].mean() for name, values in remedied["small"].items()}
-    rows = {row[0].text: row[1] for row in table.rows}
-    assert rows["default, NLL"].text == f"{means['default']:.4f}"
-    change = means["random start"] - means["default"]
-    assert float(rows["random start"].text.replace("−", "-")) == pytest.approx(change, abs=1e-4)
-    assert rows["random start"].bold == (change < 0)
-    assert rows["d ≤ 64"] == Entry("0.0000")
-
-
-def test_what_helped_is_read_from_the_overview() -> None:
-    rows = {"default, NLL": ("1.0000", "0.2000"), "a": ("−0.0100", "−0.1000"), "b": ("−0.0099", "−0.0020")}
-    rows |= {"c": ("0.0000", "+0.0020"), "d": ("+0.5000", "+0.5000"), "e": ("0.0000", "−0.0019")}
-    entries = tuple((Entry(name), *(Entry(text) for text in texts)) for name, texts in rows.items())
-    assert what_helped(Table("overview", "t", ("", "x", "y (by group)"), entries)).splitlines() == [
-        "- everywhere: a",
-        "- somewhere: b (y (by group))",
-        "- nowhere: c (higher on 1 of 2); d (higher on 2 of 2)",
-        "- no such difference anywhere: e",
-    ]
-
-
 def test_sizes_end_with_the_whole_calibration_set_and_bandwidths_are_of_one_checkpoint(task: Task) -> None:
     measured = run_study(bandwidth_law.STUDY, lambda: [task], n_splits=2)
     by_share = measured["small"]
@@ -149,12 +104,6 @@ def test_sizes_end_with_the_whole_calibration_set_and_bandwidths_are_of_one_chec
         by_hand(with_fixed, task, each)
         assert by_share["1"]["bandwidth"][place] == pytest.approx(with_fixed.bandwidth_)
         assert by_share["1"]["rarest"][place] == np.bincount(task.pool.labels[each.calibration]).min()
-    shown = bandwidth_law.show(measured)
-    assert [row[0].text for row in shown.tables[0].rows] == ["4", "8", "15", "30", "60", "uncalibrated"]
-    assert shown.tables[1].heading[-1].endswith("·m^(−1/10)")  # six dimensions
-    assert "theory: m^(−0.100)" in shown.tables[1].note
-    assert [panel.y_label for panel in shown.panels][-2:] == ["NLL", "bandwidth b"]
-    assert len(shown.panels) == shown.columns == 6
 
 
 def test_the_slope_is_the_power_that_the_bandwidths_follow() -> None:
@@ -181,19 +130,6 @@ def test_each_dimension_is_trained_by_itself(task: Task, split: Any, monkeypatch
     assert list(dimension.variants(TaskSetting(task))) == ["6"]
 
 
-def test_the_embedded_example_comes_last_and_once_and_its_network_is_timed(task: Task) -> None:
-    example = example_task()
-    for given in ([task], [example, task]):
-        names = [setting.task.name for setting in dimension.settings(given, 0)]
-        assert sorted(names) == sorted([task.name, example.name])
-    assert dimension.NETWORK in dimension.variants(TaskSetting(example))
-    assert dimension.network_microseconds(3) > 0
-    numbers = {name: np.array([0.5]) for name in (*MAIN_METRICS, "train", "fit", "microseconds")}
-    shown = dimension.show({"t": {"2": numbers, "4": numbers, dimension.NETWORK: {"microseconds": np.array([2.0])}}})
-    assert [row[0].text for row in shown.tables[0].rows] == ["2", "4", dimension.NETWORK]
-    assert [panel.x_ticks for panel in shown.panels] == [(2.0, 4.0)] * 3
-
-
 def test_random_rows_are_as_many_as_those_of_the_groups(task: Task) -> None:
     grouped = task.splits(3, 0, by_group=True)
     for split, same in zip(grouped, groups.SameSizes(task).splits(3), strict=True):
@@ -218,9 +154,3 @@ def test_what_new_groups_lose_is_the_difference_from_rows(task: Task, monkeypatc
         shown = float(lost["ts"][0 if place == 0 else -1].text.partition("±")[0].replace("−", "-"))
         assert shown == pytest.approx(sign * scale * change.mean(), abs=0.006)
     assert {entry.text[0] for entries in lost.values() for entry in entries} <= {"+", "−"}
-
-
-def test_the_dimension_figure_shows_medians_and_the_middle_half():
-    values = np.array([1.0, 2.0, 3.0, 4.0, 9.0])
-    line = quartile_line("", [8], [values], 10.0)
-    assert (line.low, line.y, line.high) == ((20.0,), (30.0,), (40.0,))

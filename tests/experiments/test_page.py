@@ -17,8 +17,8 @@ from experiments.page import PAPER_RANKS, first_places, results_pages, where_not
 from experiments.runner import run_study
 from experiments.study import Study
 from kcal.benchmark import PAPER_METHODS, Plan, Result, ResultKey, Results, Task, run, write_task
-from kcal.benchmark.output import write_results
-from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Row
+from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS
+from kcal.benchmark.tables import write_results
 
 NOISE = (0.0, 0.0, *(0.002, -0.002) * 4)
 ECE = "expected_calibration_error"
@@ -69,46 +69,6 @@ def test_the_page_shows_where_kcal_is_not_first_and_the_ranks_of_the_paper(tmp_p
     lines = where_not_first(inaccurate, "kcal")
     assert "- ta_sk, ECE: 1.00†, ts 5.00" in lines
     assert lines.endswith("however good the number.")
-
-
-def test_a_tie_is_not_a_first_place_and_reasons_are_given_only_where_needed(tmp_path: Path) -> None:
-    methods = ("uncal", "ts", "imax", "kcal", "kcal-blend")
-    results = Results.of([*BASE, *ten("kcal", 0.9, 0.051), *ten("kcal-blend", 0.9, 0.05)], methods)
-    assert "kcal" in results.comparison(Row("ta_sk", False), ECE).pooled.best
-    assert where_not_first(results, "kcal").startswith("- ta_sk, ECE: 5.10, ts 5.00, tied\n\ntied: not significantly")
-    written = pages(results, tmp_path)
-    assert "kcal is first in 4 of 5 rows and metrics, and tied with the first in 1." in written[""]
-    text = written["not-first.md"]
-    assert "### Why" in text
-    assert "## Where the blend is not first\n\nNowhere." in text
-    text = pages(Results.of([*BASE, *ten("kcal", 0.9, 0.05)], methods[:4]), tmp_path)["not-first.md"]
-    assert "## Where KCal is not first\n\nNowhere." in text
-    assert "### Why" not in text
-
-
-@pytest.mark.parametrize("methods", [("kcal",), ("kcal", "kcal-blend")])
-def test_the_page_names_tasks_that_helped_to_choose_defaults(methods: tuple[str, ...], tmp_path: Path) -> None:
-    every = [*BASE, *(each for name in methods for each in ten(name, 0.9, 0.05))]
-    known = [replace(each, key=replace(each.key, task="sleepedf-mlp")) for each in every]
-    text = " ".join(pages(Results.of(known, ("uncal", "ts", "imax", *methods)), tmp_path)[""].split())
-    assert "helped to choose it" in text
-    assert ("The parts of the blend (kcal-blend)" in text) == ("kcal-blend" in methods)
-
-
-def test_the_page_explains_with_groups_steps_and_failures(tmp_path: Path) -> None:
-    steps = (0, *(400,) * 9)
-    kcal = [replace(result("kcal", i, accuracy=0.89), details={"checkpoint_step_": n}) for i, n in enumerate(steps)]
-    failed = Result(ResultKey("ta_sk", False, 1, "gp"), error="ValueError: a|b\nc")
-    by_row = [*BASE, *kcal, failed]
-    by_group = [replace(each, key=replace(each.key, by_group=True), sizes=(1200, 90)) for each in by_row]
-    results = Results.of([*by_row, *by_group], ("uncal", "ts", "imax", "kcal", "gp"))
-    written = pages(results, tmp_path)
-    text = written["not-first.md"]
-    assert "**New groups.**" in text
-    assert "| ta_sk | – | 0 (1 ×), 400 (9 ×) |" in text
-    assert "| ta_sk (by group) | 1,200 | 0 (1 ×), 400 (9 ×) |" in text
-    assert "| ta_sk | gp | 1 | ValueError: a\\|b c |" in written["tables.md"]
-    assert "- ta_sk, ECE: failed" in where_not_first(results, "gp")
 
 
 def test_the_ranks_of_the_paper_average_to_those_that_it_prints() -> None:
@@ -164,17 +124,6 @@ def test_the_page_shows_the_studies_and_pictures_of_its_folder(folder: Path, tmp
     assert places == sorted(places)
 
 
-def test_a_study_has_one_paragraph_on_the_page_and_all_of_its_tables_behind_it(folder: Path, tmp_path: Path) -> None:
-    write_page(tmp_path / "page.md", folder)
-    first, *others = remedies.STUDY.about.split("\n\n")
-    page, behind = (tmp_path / name for name in ("page.md", "page/remedies.md"))
-    assert others
-    assert first in page.read_text()
-    assert not any(part in page.read_text() for part in others)
-    assert all(part in behind.read_text() for part in (first, *others))
-    assert behind.read_text().count("\n### ") > page.read_text().partition(remedies.STUDY.title)[2].count("\n### ")
-
-
 def test_commands_run_studies_and_write_the_page(
     folder: Path, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,15 +144,3 @@ def test_commands_run_studies_and_write_the_page(
     help_text = CliRunner().invoke(command.app, ["--help"]).stdout
     assert all(name in help_text for name in ("variants", "shift", "growth", "all", "page"))
     assert CliRunner().invoke(command.app, ["colours"]).exit_code == 2
-
-
-def test_a_bad_file_is_reported_before_a_study_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks/worms.npz").write_bytes(b"PK nothing")
-    output = CliRunner().invoke(command.app, ["convexity", "tasks", "--out", "studies"])
-    assert output.exit_code == 1
-    message = " ".join(output.stderr.split())
-    assert message.startswith("error: tasks/worms.npz is not an npz file of arrays")
-    assert "Nothing was run: repair the file, or remove it from tasks." in message
-    assert not Path("studies").exists()

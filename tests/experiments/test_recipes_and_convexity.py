@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -31,33 +29,6 @@ def test_each_budget_is_a_training_of_its_own(task: Task) -> None:
         values = recipes.in_time(setting, split, list(chosen), 1e9)
         assert values["losses"] == pytest.approx([loss_by_hand(task, recipe) for recipe in chosen])
         assert np.isnan(values["start"]) == isinstance(chosen[0], PaperRecipe)
-
-
-def test_trainings_end_before_the_limit(task: Task) -> None:
-    ticks = itertools.cycle([0.0, 3.0])  # each training takes three seconds
-    chosen: list[FastRecipe | PaperRecipe] = [FastRecipe(steps=steps) for steps in (1, 2, 3)]
-    values = recipes.in_time(TaskSetting(task), task.splits(1, 0)[0], chosen, 5.0, clock=lambda: next(ticks))
-    assert values["seconds"] == [3.0]
-
-
-def test_the_table_shows_the_lowest_loss_so_far() -> None:
-    fast = {"seconds": np.array([[2.0, 5.0]]), "losses": np.array([[0.3, 0.4]]), "start": np.array([0.35])}
-    paper = {
-        "seconds": np.array([[0.5, 4.0, 9.0]]),
-        "losses": np.array([[0.9, 0.5, 0.25]]),
-        "start": np.array([np.nan]),
-    }
-    shown = recipes.show({"t": {"fast": fast, "paper": paper}})
-    assert shown.tables[0].heading[1:5] == ("start", "1 s", "3 s", "10 s")
-    assert [[entry.text for entry in row[1:5]] for row in shown.tables[0].rows] == [
-        ["0.3500", "–", "0.3000", "0.3000"],
-        ["–", "0.9000", "0.9000", "0.2500"],
-    ]
-    assert [[entry.bold for entry in row[1:5]] for row in shown.tables[0].rows] == [
-        [False, False, True, False],
-        [False, True, False, True],
-    ]
-    assert [line.label for line in shown.panels[0].lines][-1] == "start of the fast recipe"
 
 
 def test_the_loss_is_shown_around_its_minimum(task: Task) -> None:

@@ -9,17 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import runner
 from experiments.lines import Line, Panel
-from experiments.output import metrics_table
 from experiments.runner import n_splits_of, read_measurements, run_study
-from experiments.studies import STUDIES
 from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row_and_group
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
-from kcal.errors import FileFormatError, InvalidInputError
-from kcal.files import locked_folder
+from kcal.errors import FileFormatError
 
 
 @pytest.fixture
@@ -79,15 +75,6 @@ def test_nothing_is_measured_twice_and_other_seeds_are(
     assert len(seen) == 20 + 8
 
 
-def test_other_code_is_measured_again(
-    study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_study(study, lambda: [task], n_splits=1, folder=tmp_path)
-    monkeypatch.setattr(runner, "code_fingerprint", lambda *_: "other")
-    run_study(study, lambda: [task], n_splits=1, folder=tmp_path)
-    assert len(seen) == 2 * 4
-
-
 def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str, str, int]], tmp_path: Path) -> None:
     def stopping(setting: TaskSetting) -> Mapping[str, Variant]:
         def stop(split: Split) -> Values:
@@ -111,11 +98,6 @@ def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str,
     assert read_measurements(study, tmp_path) is None  # some are of the new run
 
 
-def test_two_tasks_of_one_name_are_an_error(study: Study, task: Task) -> None:
-    with pytest.raises(InvalidInputError, match="tasks must have different names; got small twice"):
-        run_study(study, lambda: [task, task], n_splits=1)
-
-
 def test_measurements_are_read_back_and_shown_without_the_tasks(study: Study, task: Task, tmp_path: Path) -> None:
     measured = run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
     again = read_measurements(study, tmp_path)
@@ -130,28 +112,3 @@ def test_measurements_are_read_back_and_shown_without_the_tasks(study: Study, ta
     (tmp_path / "variants.jsonl").write_text("my notes\nand more\n")
     with pytest.raises(FileFormatError, match="not a measurement"):
         read_measurements(study, tmp_path)
-
-
-def test_a_folder_in_use_is_an_error(study: Study, task: Task, tmp_path: Path) -> None:
-    with locked_folder(tmp_path), pytest.raises(InvalidInputError, match="in use by another run"):
-        run_study(study, lambda: [task], n_splits=1, folder=tmp_path)
-
-
-def test_studies_have_different_names_and_texts() -> None:
-    names = [study.name for study in STUDIES]
-    assert len(set(names)) == len(names) == 15
-    assert all(len(study.about) > 100 for study in STUDIES)
-
-
-def test_the_best_mean_of_each_metric_is_bold() -> None:
-    def measured(accuracy: float, loss: float) -> dict[str, np.ndarray]:
-        names = ("classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
-        values = dict.fromkeys(names, 0.1) | {"accuracy": accuracy, "negative_log_likelihood": loss}
-        return {name: np.array([value, value + 0.01]) for name, value in values.items()}
-
-    table = metrics_table("title", {"one": measured(0.9, 0.5), "two": measured(0.8, 0.4)})
-    assert table.heading == ("", "accuracy, %", "CECE, %", "ECE, %", "Brier, %", "NLL")
-    assert [entry.bold for entry in table.rows[0][1:]] == [True, True, True, True, False]
-    assert [entry.bold for entry in table.rows[1][1:]] == [False, True, True, True, True]
-    assert table.rows[0][1].text == "90.50±0.71"
-    assert table.rows[1][5].text == "0.4050±0.0071"

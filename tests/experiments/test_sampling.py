@@ -11,7 +11,7 @@ import torch
 
 from experiments import sampling
 from experiments.runner import run_study
-from experiments.sampling import estimate, imbalanced, steps_in_time, variance_ratios
+from experiments.sampling import estimate, imbalanced, variance_ratios
 from experiments.study import TaskSetting
 from kcal.benchmark import Task
 from kcal.benchmark.tasks import row_splits
@@ -78,14 +78,6 @@ def test_ratios_are_those_of_drawing_by_hand(
     assert found[sampling.RATIOS.index("loss")] == pytest.approx(scatter[0] / scatter[1], rel=0.5)
 
 
-def test_equally_frequent_classes_are_drawn_alike(
-    task: Task, trained: TrainedProjection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sampling, "PER_CLASS", 4)
-    even = imbalanced(task, seed=0, ratio=1)
-    assert variance_ratios(trained.module, even, seed=0, draws=2) == [1.0] * 4
-
-
 def test_the_study_compares_both_training_sets(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "variance_ratios", partial(variance_ratios, draws=3))
     monkeypatch.setattr(sampling, "RECIPE", FastRecipe(steps=STEPS))
@@ -103,14 +95,3 @@ def test_the_study_compares_both_training_sets(task: Task, monkeypatch: pytest.M
         steps = np.array([each["trainings"][f"{name} steps"] for name in sampling.SAMPLINGS])
         assert (seconds > 0).all()
         assert (steps.max(axis=0) == STEPS).all()  # the faster one keeps its own
-    tables = sampling.show(measured).tables
-    assert [len(table.rows) for table in tables] == [4, 2, 2]
-    assert tables[1].rows[1][0].text == "small, training set made 1:20"
-    assert all(len(row) == len(table.heading) for table in tables for row in table.rows)
-
-
-def test_the_slower_sampling_has_the_steps_that_fit_into_the_shorter_time() -> None:
-    assert steps_in_time(8, 4.0, 3.0, same=False) == 6
-    assert steps_in_time(8, 3.01, 3.0, same=False) == 8
-    assert steps_in_time(8, 4.0, 3.0, same=True) == 8
-    assert steps_in_time(8, 100.0, 1.0, same=False) == 1

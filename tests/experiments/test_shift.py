@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.special import softmax
 from scipy.stats import norm
 
 from experiments import shift
@@ -71,12 +70,6 @@ def test_thinning_gives_the_wanted_frequencies() -> None:
     assert thinned(labels, 1.0, 3, 0).tolist() == list(range(1700))
 
 
-def test_a_class_without_samples_keeps_its_place_in_the_order() -> None:
-    labels = np.repeat([0, 2], 100)  # of classes 0 to 3
-    assert np.bincount(labels[thinned(labels, 8.0, 4, 0)], minlength=4).tolist() == [12, 0, 50, 0]
-    assert np.bincount(labels[thinned(labels, UNIFORM, 4, 0)], minlength=4).tolist() == [100, 0, 100, 0]
-
-
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.sampled_from([*RATIOS, UNIFORM]), st.integers(0, 99))
 def test_thinning_never_invents_samples_and_goes_by_the_seed(classes: list[int], ratio: float, seed: int) -> None:
     labels = np.array(classes)
@@ -84,24 +77,6 @@ def test_thinning_never_invents_samples_and_goes_by_the_seed(classes: list[int],
     assert len(set(kept.tolist())) == len(kept)
     assert set(kept.tolist()) <= set(range(len(labels)))
     assert kept.tolist() == thinned(labels, ratio, 5, seed).tolist()
-
-
-def test_another_seed_keeps_other_samples() -> None:
-    labels = np.repeat([0, 1], 200)
-    assert thinned(labels, 10.0, 2, 0).tolist() != thinned(labels, 10.0, 2, 1).tolist()
-
-
-def test_bayes_rule_equals_a_computation_by_hand() -> None:
-    found = adjust_prior(np.array([[0.5, 0.3, 0.2]]), np.array([0.6, 0.3, 0.1]), np.array([0.2, 0.3, 0.5]))
-    # 0.5·3, 0.3·1 and 0.2·0.2: 1.5, 0.3 and 0.04, together 1.84
-    np.testing.assert_allclose(found, [[1.5 / 1.84, 0.3 / 1.84, 0.04 / 1.84]])
-
-
-def test_bayes_rule_recovers_the_posterior_after_a_shift() -> None:
-    points = np.linspace(-4, 4, 101)
-    found = adjust_prior(posterior(points, BEFORE), AFTER, BEFORE)
-    np.testing.assert_allclose(found, posterior(points, AFTER), atol=1e-12)
-    assert np.abs(posterior(points, BEFORE) - posterior(points, AFTER)).max() > 0.3
 
 
 @pytest.mark.parametrize("method", ["kcal-untrained", "kcal-blend"])
@@ -133,18 +108,6 @@ def test_the_estimated_prior_is_the_true_one_within_sampling_error() -> None:
     assert np.abs(np.bincount(labels) / len(labels) - BEFORE).max() > 0.3
 
 
-def test_certain_predictions_are_counted() -> None:
-    found = estimated_prior(np.eye(3)[[0, 0, 0, 1, 2]], np.array([0.2, 0.3, 0.5]))
-    np.testing.assert_allclose(found, [0.6, 0.2, 0.2])
-
-
-def test_classes_that_calibration_never_saw_are_not_expected() -> None:
-    probabilities = softmax(np.random.default_rng(0).normal(size=(50, 3)), axis=1)
-    found = estimated_prior(probabilities, np.array([0.5, 0.5, 0.0]))
-    assert found[2] == 0
-    assert found.sum() == pytest.approx(1)
-
-
 def test_what_is_measured_is_what_fitting_by_hand_gives(shifted: Measurements) -> None:
     task, measured, place = known_task(), shifted["known"]["ts"], RATIOS.index(10.0)
     for row, split in enumerate(row_splits(4000, 0.5, 2, 0)):
@@ -171,33 +134,3 @@ def test_the_prior_helps_after_a_shift_and_does_nothing_without_one(shifted: Mea
         assert np.abs(estimated[:, same] - plain[:, same]).max() < 0.01
         assert (known[:, other] < plain[:, other] - 0.05).all()
         assert (estimated[:, other] < plain[:, other] - 0.05).all()
-
-
-def test_uneven_tasks_are_also_tested_evenly_and_small_tests_have_a_note(
-    task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shift, "METHODS", ("uncal", "kcal-blend"))
-    monkeypatch.setattr(shift, "DRAWN", ("uncal", "kcal-blend"))
-    rows = np.concatenate([np.flatnonzero(task.pool.labels == 0)[:20], np.flatnonzero(task.pool.labels == 1)])
-    pool = ClassifierOutputs(task.pool.embeddings[rows], task.pool.logits[rows], task.pool.labels[rows])
-    measured = run_study(shift.STUDY, lambda: [Task("few", task.train, pool, 0.4, task.classes)], n_splits=1)
-    values = measured["few"]["uncal"]
-    assert values["ratios"][0, -1] == UNIFORM
-    assert values["samples"][0, -1] == 2 * values["rarest"][0, -1]
-    last = shift.show(measured).tables[-1]
-    assert last.title == "few: tested with all classes equally frequent"
-    assert "Too few" in last.note
-
-
-def test_the_overview_averages_both_orders(shifted: Measurements) -> None:
-    shown = shift.show(shifted)
-    assert "Too few" not in shown.tables[1].note
-    losses = shifted["known"]["kcal"][LOG_LOSS].mean(axis=0)
-    expected = (losses[RATIOS.index(10.0)] + losses[RATIOS.index(1 / 10)]) / 2
-    table = shown.tables[0]
-    texts = [row[table.heading.index("kcal")].text for row in table.rows]
-    assert texts[0].startswith(f"{losses[RATIOS.index(1.0)]:.4f}±")
-    assert texts[1].startswith(f"{expected:.4f}±")
-    drawn = {line.label: line.y for line in shown.panels[0].lines}
-    assert drawn["kcal"][3] == pytest.approx(expected)
-    assert len(drawn) == 4

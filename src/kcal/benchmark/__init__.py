@@ -3,9 +3,7 @@
 from kcal.benchmark.methods import BENCHMARK_METHODS, DEFAULT_METHODS, PAPER_METHODS
 from kcal.benchmark.results import Result, ResultKey, Results
 from kcal.benchmark.running import Plan, run
-from kcal.benchmark.task_files import check_tasks, read_task, read_tasks
-from kcal.benchmark.task_writing import write_task
-from kcal.benchmark.tasks import Task, example_task
+from kcal.benchmark.tasks import Task, check_tasks, example_task, read_task, read_tasks, write_task
 
 __all__ = [
     "BENCHMARK_METHODS",

@@ -1,12 +1,15 @@
 """The methods of the benchmark: every registered calibrator, two more forms, and networks trained with another loss.
 
 A method sees the calibration rows of a split with their labels and, if it uses one, the training set; then the test
-rows without labels, and nothing else.
+rows without labels, and nothing else. :func:`measure` compares its predictions with the labels of the test rows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
+import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.benchmark.tasks import Task
+from kcal import metrics
+from kcal.benchmark.results import OTHER_THRESHOLD, Result, ResultKey, finite_or_none
+from kcal.benchmark.tasks import Split, Task
 from kcal.calibrators import METHODS, Calibrator, DirichletCalibration, KCal, fit_on, predict_on
 from kcal.calibrators.registry import SLOW, Method
 from kcal.datasets import COMPANIONS
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
+from kcal.metrics.registry import METRICS
 from kcal.projection import TrainedProjection, train_projection
 from kcal.validation import check_choice, shown
 
@@ -29,6 +35,9 @@ COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 """What calibrates the logits of a companion, by the loss that its network was trained with, as in the paper."""
 OTHER_RATES = ("imagenet", "isruc", "pn2017")
 """The paper's data sets on which the learning rate of its KCal is another than on the rest."""
+RELIABILITY_BINS = 10
+MAX_RELIABILITY_CLASSES = 20
+"""Classes whose reliability is stored, at most."""
 BENCHMARK_METHODS: dict[str, Method] = {
     **METHODS,
     "dircal-odir": Method(
@@ -76,6 +85,60 @@ class BenchmarkMethod:
     def predict(self, calibrator: Calibrator, task: Task, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return probabilities for some rows of the pool, with the columns of the logits."""
         return predict_columns(calibrator, pool_outputs(self.name, task, rows), len(task.classes))
+
+
+def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -> Result:
+    """Fit, predict and measure; if the method fails, or its training did, the result holds the error."""
+    result = Result(
+        ResultKey(task.name, by_group, split.index, method.name),
+        error=method.error,
+        sizes=(len(split.calibration), len(split.test)),
+        n_groups=task.n_groups,
+        train_seconds=method.train_seconds,
+    )
+    if result.error is not None:
+        return result
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            start = time.perf_counter()
+            calibrator = method.fit(task, split.calibration, by_group=by_group)
+            fitted = time.perf_counter()
+            probs = method.predict(calibrator, task, split.test)
+            predicted = time.perf_counter()
+            labels, step = task.pool.labels[split.test], getattr(calibrator, "checkpoint_step_", None)
+            other = {OTHER_THRESHOLD: METRICS[OTHER_THRESHOLD](probs, labels)}
+            return replace(
+                result,
+                metrics=metrics.evaluate(probs, labels).as_dict() | other,
+                fit_seconds=fitted - start,
+                predict_seconds=predicted - fitted,
+                details={} if step is None else {"checkpoint_step_": int(step)},
+                reliability=_reliability_of(probs, labels, task.classes) if split.index == 0 else None,
+            )
+    except Exception as error:  # whatever fails in one method, the others go on
+        return replace(result, error=describe(error))
+
+
+def describe(error: Exception) -> str:
+    """Return an error with the function and line that raised it."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+
+
+def _reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the bins of the reliability diagrams of the confidence and of the first classes."""
+    events: dict[Any, str] = {"confidence": "top class"} | dict(enumerate(classes[:MAX_RELIABILITY_CLASSES]))
+    stored = {}
+    for event, name in events.items():
+        bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, adaptive=False)
+        stored[str(event)] = {
+            "name": name,
+            "counts": bins.counts.tolist(),
+            "mean_prediction": [finite_or_none(value) for value in bins.mean_prediction.tolist()],
+            "observed_frequency": [finite_or_none(value) for value in bins.observed_frequency.tolist()],
+        }
+    return stored
 
 
 def predict_columns(calibrator: Calibrator, outputs: ClassifierOutputs, n_classes: int) -> NDArray[Any]:

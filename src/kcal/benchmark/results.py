@@ -1,4 +1,4 @@
-"""Results of methods on splits: one record per method and split, and the comparisons that the tables show."""
+"""Results of methods on splits: one record per method and split, one table of all, and the comparisons it allows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 from numpy.typing import NDArray
 
 from kcal.errors import FileFormatError, InvalidInputError
@@ -21,11 +22,18 @@ from kcal.metrics.registry import METRICS, Metric
 RANKED_METRICS = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
 """The paper's main metrics, over whose ranks it averages."""
 MAIN_METRICS = (*RANKED_METRICS, "negative_log_likelihood")
-OTHER_METRICS = (
-    "static_classwise_calibration_error", "static_expected_calibration_error", "multiclass_brier_loss",
-    "classwise_calibration_error_min",
-)  # fmt: skip
-TABLE_METRICS: dict[str, Metric] = {name: METRICS[name] for name in (*MAIN_METRICS, *OTHER_METRICS)}
+OTHER_THRESHOLD = "classwise_calibration_error_min"
+"""Measured besides the paper's metrics: the class-wise error at its other threshold."""
+TABLE_METRICS: dict[str, Metric] = {
+    name: METRICS[name]
+    for name in (
+        *MAIN_METRICS,
+        "static_classwise_calibration_error",
+        "static_expected_calibration_error",
+        "multiclass_brier_loss",
+        OTHER_THRESHOLD,
+    )
+}
 """The metrics of the tables, in their order."""
 BASELINE = "uncal"
 """The method whose accuracy must be kept."""
@@ -59,16 +67,6 @@ class ResultKey:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What a result depends on: hashes of the data, the method's parameters and the code, and package versions."""
-
-    fingerprint: str
-    parameters: str
-    versions: Mapping[str, str]
-    code: str
-
-
-@dataclass(frozen=True)
 class Result:
     """What was measured on the test samples of a split, or the error of a method that failed."""
 
@@ -82,7 +80,8 @@ class Result:
     sizes: tuple[int, int] | None = None  # number of calibration and test samples
     n_groups: int | None = None  # of the pool
     train_seconds: float | None = None  # to train the projection, which all splits share
-    origin: Origin | None = None
+    origin: str = ""  # a hash of what the result depends on
+    versions: Mapping[str, str] = field(default_factory=dict)  # of packages, by name
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON can hold; metrics that are not finite become null."""
@@ -91,13 +90,9 @@ class Result:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Result:
         """Return the result that was stored."""
-        converted = {
-            "key": ResultKey(**stored["key"]),
-            "metrics": {name: math.nan if value is None else value for name, value in stored["metrics"].items()},
-            "sizes": None if stored["sizes"] is None else tuple(stored["sizes"]),
-            "origin": None if stored["origin"] is None else Origin(**stored["origin"]),
-        }
-        return cls(**{**stored, **converted})
+        metrics = {name: math.nan if value is None else value for name, value in stored["metrics"].items()}
+        sizes = None if stored["sizes"] is None else tuple(stored["sizes"])
+        return cls(**{**stored, "key": ResultKey(**stored["key"]), "metrics": metrics, "sizes": sizes})
 
 
 def finite_or_none(value: float) -> float | None:
@@ -133,44 +128,39 @@ class Results:
             raise FileFormatError(f"{path} does not hold the results of kcal bench ({error!r}).") from error
 
     @cached_property
-    def by_method(self) -> dict[Row, dict[str, list[Result]]]:
-        """Results over the splits, with failures, by row and method; rows in the order of the run."""
-        rows: dict[Row, dict[str, list[Result]]] = {}
-        for result in self.results:
-            rows.setdefault(result.key.row, {}).setdefault(result.key.method, []).append(result)
-        return rows
+    def frame(self) -> pandas.DataFrame:
+        """One line per result: its key, every metric and everything else that was recorded."""
+        missing = dict.fromkeys(TABLE_METRICS, math.nan)
+        lines = [
+            {**vars(result), **vars(result.key), "label": result.key.row.label, **missing, **result.metrics}
+            for result in self.results
+        ]
+        return pandas.DataFrame(lines).drop(columns=["key", "metrics"])
 
-    @property
+    @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Tasks, by row and by group, in the order of the run."""
-        return tuple(self.by_method)
+        return tuple(dict.fromkeys(result.key.row for result in self.results))
 
-    @property
-    def failures(self) -> tuple[Result, ...]:
-        """Results of methods that failed."""
-        return tuple(result for result in self.results if result.error is not None)
+    @cached_property
+    def _by_method(self) -> dict[tuple[Any, ...], pandas.DataFrame]:
+        return dict(list(self.frame.groupby(["task", "by_group", "method"], sort=False)))
+
+    def of_method(self, row: Row, method: str) -> pandas.DataFrame:
+        """Return a method's lines over the splits of a row, with failures; empty if it was not run there."""
+        return self._by_method.get((*row, method), self.frame.iloc[:0])
 
     @property
     def versions(self) -> dict[str, str]:
         """Versions by package; several are joined by a slash."""
-        versions: dict[str, dict[str, None]] = {}
-        for result in self.results:
-            for name, number in (result.origin.versions if result.origin is not None else {}).items():
-                versions.setdefault(name, {})[number] = None
-        return {name: " / ".join(numbers) for name, numbers in versions.items()}
+        measured = pandas.DataFrame([dict(result.versions) for result in self.results])
+        return {name: " / ".join(measured[name].dropna().unique()) for name in measured}
 
     @property
     def too_few_groups(self) -> dict[str, int]:
         """Tasks that have groups, but too few to split by them, with their number of groups."""
-        return {
-            result.key.task: result.n_groups
-            for result in self.results
-            if result.n_groups is not None and Row(result.key.task, by_group=True) not in self.by_method
-        }
-
-    def of_method(self, row: Row, method: str) -> list[Result]:
-        """Return a method's results over the splits of a row, with failures; empty if it was not run there."""
-        return self.by_method[row].get(method, [])
+        counts = self.frame.dropna(subset="n_groups").groupby("task", sort=False)["n_groups"].first().astype(int)
+        return {task: n for task, n in counts.items() if Row(task, by_group=True) not in self.rows}
 
     def sizes(self, row: Row) -> tuple[int, int] | None:
         """Return the number of calibration and test samples of a row, averaged over splits; None if unknown."""
@@ -182,30 +172,21 @@ class Results:
 
     def values(self, row: Row, metric: str, method: str) -> NDArray[np.float64] | None:
         """Return a metric over the splits; None if the method was not run or failed on any split."""
-        results = self.of_method(row, method)
-        if not results or any(result.error is not None for result in results):
-            return None
-        return _finite([result.metrics[metric] for result in results])
+        lines = self.of_method(row, method)
+        values: NDArray[np.float64] = lines[metric].to_numpy(dtype=float)
+        return values if len(lines) and lines["error"].isna().all() and np.isfinite(values).all() else None
 
     def partial_summary(self, row: Row, metric: str, method: str) -> tuple[SplitSummary | None, int]:
         """Return a summary over the splits without failure, and the number of failures; not for comparison."""
-        results = self.of_method(row, method)
-        values = [result.metrics[metric] for result in results if result.error is None]
-        finite = _finite(values) if values else None
-        return None if finite is None else summarize(finite), len(results) - len(values)
+        lines = self.of_method(row, method)
+        values = lines.loc[lines["error"].isna(), metric].to_numpy(dtype=float)
+        is_usable = len(values) > 0 and np.isfinite(values).all()
+        return summarize(values) if is_usable else None, len(lines) - len(values)
 
-    def seconds(self, row: Row, method: str) -> tuple[float, float] | None:
-        """Return the median seconds to fit and to predict."""
-        results = [result for result in self.of_method(row, method) if result.error is None]
-        if not results:
-            return None
-        fit, predict = np.median([(result.fit_seconds, result.predict_seconds) for result in results], axis=0).tolist()
-        return fit, predict
-
-    def training_seconds(self, row: Row, method: str) -> float | None:
-        """Return the seconds to train a row's projection, the median if a resumed run trained again."""
-        times = [result.train_seconds for result in self.of_method(row, method) if result.train_seconds is not None]
-        return float(np.median(times)) if times else None
+    def seconds(self, row: Row, method: str) -> dict[str, float]:
+        """Return the median seconds to "fit", to "predict" and to "train" the projection; nan where not known."""
+        lines = self.of_method(row, method)
+        return {kind: lines[f"{kind}_seconds"].astype(float).median() for kind in ("fit", "predict", "train")}
 
     def comparison(self, row: Row, metric: str) -> MethodComparison | None:
         """Compare the methods of a row as the paper marks its tables; with known sizes also by the corrected test.
@@ -236,8 +217,3 @@ class Results:
     def overall(self) -> dict[str, float]:
         """Average the average ranks over the paper's main metrics."""
         return overall_ranks({metric: ranks for metric in RANKED_METRICS if (ranks := self.ranks(metric)) is not None})
-
-
-def _finite(values: list[float]) -> NDArray[np.float64] | None:
-    array = np.array(values)
-    return array if np.isfinite(array).all() else None

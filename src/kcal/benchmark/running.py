@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
-from kcal.benchmark.measuring import describe, measure
+import joblib
+
 from kcal.benchmark.methods import (
     BENCHMARK_METHODS,
     BenchmarkMethod,
     check_methods,
+    describe,
     is_available,
+    measure,
     projection_key,
 )
-from kcal.benchmark.processes import Parallel, in_parallel
 from kcal.benchmark.results import Result, ResultKey
-from kcal.benchmark.store import RESULTS_FILE, Stored, appending, origins_of, read_results, usable_results
+from kcal.benchmark.store import (
+    RESULTS_FILE,
+    Stored,
+    appending,
+    origins_of,
+    read_results,
+    train,
+    usable_results,
+    versions,
+)
 from kcal.benchmark.tasks import Task
-from kcal.benchmark.trainings import train
 from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.files import check_path, locked_folder
 from kcal.progress import Report
+from kcal.threads import one_thread
 from kcal.validation import check_integer, check_seed, shown
 
 MAX_SPLITS = 100_000
 MAX_JOBS = 10_000
+CHECK_SECONDS = 0.5
+"""Time between two checks of a worker whether its parent is alive."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,48 @@ class Plan:
         check_integer(self.n_splits, "n_splits", minimum=1, maximum=MAX_SPLITS)
         check_seed(self.seed)
         check_integer(self.jobs, "jobs", minimum=1, maximum=MAX_JOBS)
+
+
+class Parallel(Protocol):
+    """A way to run calls side by side."""
+
+    def __call__(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
+        """Yield the results of calls as they finish, of ``jobs`` at a time."""
+
+
+def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
+    """Yield the results of calls as they finish; with one job, of this process."""
+    if not calls:
+        return
+    parallel = joblib.Parallel(
+        n_jobs=min(jobs, len(calls)),
+        batch_size=1,  # a run that is killed loses only the calls in progress
+        return_as="generator_unordered",
+        initializer=_end_with_parent,
+        initargs=(os.getpid(),),
+    )
+    yield from parallel(joblib.delayed(call_on_one_thread)(function, *call) for call in calls)
+
+
+def call_on_one_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call that uses one thread."""
+    with one_thread():
+        return function(*arguments)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Let this worker end soon after its parent: a parent that is killed cannot stop its workers.
+
+    The parent is polled. A signal at its death (prctl) would come too early, because Linux sends it when the thread
+    ends that started the worker.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(CHECK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def run(
@@ -77,69 +136,65 @@ def run(
                 if not isinstance(task, Task):
                     raise InvalidInputError("tasks", "must be kcal.benchmark.Task objects", got=shown(task))
                 for by_group in (False, True) if task.can_split_groups else (False,):
-                    results += _run_task(task, plan, by_group, stored, append, progress, place, parallel)
+                    protocol = _Protocol(task, by_group, plan, place, progress, parallel)
+                    results += protocol.run(stored, append)
     return results
 
 
-def _run_task(
-    task: Task,
-    plan: Plan,
-    by_group: bool,
-    stored: Stored,
-    append: Callable[[Result], None],
-    progress: Report,
-    folder: Path,
-    parallel: Parallel,
-) -> list[Result]:
-    """Return the results of all methods on the splits of one task, by row or by group; measure those not stored."""
-    title = f"{printable(task.name)}{', by group' if by_group else ''}"
-    splits = task.splits(plan.n_splits, plan.seed, by_group=by_group)
-    names = [name for name in plan.methods if is_available(name, task)]
-    keys = [ResultKey(task.name, by_group, split.index, name) for split in splits for name in names]
-    origins = origins_of(task, names, plan.seed)
-    done, unusable = usable_results(stored, keys, origins)
-    if unusable:
-        warn(f"{title}: stored results are measured again: {unusable}.", KcalWarning)
-    progress(title, len(done), len(keys))
-    missing = [key for key in keys if key not in done]
+@dataclass(frozen=True)
+class _Protocol:
+    """All methods on the splits of one task, by row or by group."""
 
-    def report(step: str) -> None:
-        progress(f"{title}: {step}", len(done), len(keys))
+    task: Task
+    by_group: bool
+    plan: Plan
+    folder: Path
+    progress: Report
+    parallel: Parallel
 
-    methods = _prepare([key.method for key in missing], task, plan, by_group, report, folder, parallel)
-    missing.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
-    small_task = replace(task, train=task.pool, out_of_scope=None)  # workers need no training data
-    calls = [(small_task, splits[key.split], methods[key.method], by_group) for key in missing]
-    for measured in parallel(measure, calls, jobs=plan.jobs):
-        result = replace(measured, origin=origins[measured.key.method])
-        done[result.key] = result
-        append(result)
-        report(result.key.method)
-    return [done[key] for key in keys]
+    def run(self, stored: Stored, append: Callable[[Result], None]) -> list[Result]:
+        """Return the results; measure those not stored."""
+        task, plan = self.task, self.plan
+        title = f"{printable(task.name)}{', by group' if self.by_group else ''}"
+        splits = task.splits(plan.n_splits, plan.seed, by_group=self.by_group)
+        names = [name for name in plan.methods if is_available(name, task)]
+        keys = [ResultKey(task.name, self.by_group, split.index, name) for split in splits for name in names]
+        origins, installed = origins_of(task, names, plan.seed), versions()
+        done, n_others = usable_results(stored, keys, origins)
+        if n_others:
+            causes = "other data, parameters, code or versions of packages"
+            warn(f"{title}: {n_others:,} stored results are measured again, because they are of {causes}.", KcalWarning)
+        self.progress(title, len(done), len(keys))
+        missing = [key for key in keys if key not in done]
 
+        def report(step: str) -> None:
+            self.progress(f"{title}: {step}", len(done), len(keys))
 
-def _prepare(
-    names: Iterable[str],
-    task: Task,
-    plan: Plan,
-    by_group: bool,
-    report: Callable[[str], None],
-    folder: Path,
-    parallel: Parallel,
-) -> dict[str, BenchmarkMethod]:
-    """Return methods by name, those that learn a projection with a trained one; methods that learn alike share it."""
-    methods = {name: BenchmarkMethod(name, plan.seed) for name in names}
-    sharing: dict[str, list[BenchmarkMethod]] = {}
-    for method in methods.values():
-        key = projection_key(method.name, seed=plan.seed)
-        if key is not None:
-            sharing.setdefault(key, []).append(method)
-    if sharing:
-        report(f"preparing {', '.join(method.name for group in sharing.values() for method in group)}")
-    calls = [(group, task, by_group, folder) for group in sharing.values()]
-    for trained in parallel(_train, calls, jobs=plan.jobs):
-        methods |= {method.name: method for method in trained}
-    return methods
+        methods = self._prepare([key.method for key in missing], report)
+        missing.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
+        small_task = replace(task, train=task.pool, out_of_scope=None)  # workers need no training data
+        calls = [(small_task, splits[key.split], methods[key.method], self.by_group) for key in missing]
+        for measured in self.parallel(measure, calls, jobs=plan.jobs):
+            result = replace(measured, origin=origins[measured.key.method], versions=installed)
+            done[result.key] = result
+            append(result)
+            report(result.key.method)
+        return [done[key] for key in keys]
+
+    def _prepare(self, names: Iterable[str], report: Callable[[str], None]) -> dict[str, BenchmarkMethod]:
+        """Return methods by name, those that learn a projection with a trained one; methods that learn alike share."""
+        methods = {name: BenchmarkMethod(name, self.plan.seed) for name in names}
+        sharing: dict[str, list[BenchmarkMethod]] = {}
+        for method in methods.values():
+            key = projection_key(method.name, seed=self.plan.seed)
+            if key is not None:
+                sharing.setdefault(key, []).append(method)
+        if sharing:
+            report(f"preparing {', '.join(method.name for group in sharing.values() for method in group)}")
+        calls = [(group, self.task, self.by_group, self.folder) for group in sharing.values()]
+        for trained in self.parallel(_train, calls, jobs=self.plan.jobs):
+            methods |= {method.name: method for method in trained}
+        return methods
 
 
 def _train(methods: Sequence[BenchmarkMethod], task: Task, by_group: bool, folder: Path) -> list[BenchmarkMethod]:

@@ -1,8 +1,12 @@
-"""The stored results of a run, ``results.jsonl``.
+"""What a run keeps in its folder: results, one per line, and the projections that take an hour to train.
 
-The first line holds the settings, every other line one result with its origin. A stored result is used again where
-data, the method's parameters, kcal's code and the package versions are the same; others stay in the file and serve
-a run that returns to what they were measured with. A line that was cut short by the end of a run is skipped.
+``results.jsonl``: the first line holds the settings, every other line one result with its origin. A stored result is
+used again where data, the method's parameters, kcal's code and the package versions are the same; others stay in the
+file and serve a run that returns to what they were measured with. A line that was cut short is skipped.
+
+``projections/TASK-row-KEY.kcal`` or ``-group-``: KEY is a checksum of all that the training depends on: the data, the
+recipe, the seed, the code that trains, and the versions of torch and numpy. The code that measures plays no part:
+results can be measured again without another training.
 """
 
 from __future__ import annotations
@@ -12,33 +16,39 @@ import hashlib
 import json
 import os
 import platform
+import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kcal.benchmark.methods import BENCHMARK_METHODS, parameters_hash
-from kcal.benchmark.results import Origin, Result, ResultKey
+from kcal.benchmark.methods import BENCHMARK_METHODS, parameters_hash, projection_key, train_for
+from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.tasks import Task
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.calibrators.registry import SLOW
+from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.files import write_whole
+from kcal.persistence import load, save
+from kcal.projection import TrainedProjection
 
 RESULTS_FILE = "results.jsonl"
+PROJECTIONS = "projections"
 PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
 """Packages that the results of every method depend on."""
 COMPUTING_CODE = (
-    "validation", "calibrators", "kernels", "metrics", "projection",
-    "benchmark/measuring.py", "benchmark/methods.py", "benchmark/tasks.py",
+    "arrays.py", "samples.py", "validation", "calibrators", "kernels", "metrics", "projection",
+    "benchmark/methods.py", "benchmark/tasks.py",
 )  # fmt: skip
 """Parts of kcal that results depend on."""
-Stored = Mapping[ResultKey, list[Result]]
-"""Stored results by key, the oldest first."""
+TRAINING_CODE = ("validation", "projection")
+"""Parts of kcal that trained projections depend on."""
+Stored = dict[ResultKey, dict[str, Result]]
+"""Stored results by key and origin."""
 
 
 def versions() -> dict[str, str]:
@@ -46,10 +56,8 @@ def versions() -> dict[str, str]:
     extra = [name for method in BENCHMARK_METHODS.values() for name in method.packages]
     installed = {"python": platform.python_version(), "machine": platform.machine()}
     for name in dict.fromkeys((*PACKAGES, *extra)):
-        try:
+        with suppress(PackageNotFoundError):
             installed[name] = version(name)
-        except ModuleNotFoundError:
-            continue
     return installed
 
 
@@ -90,76 +98,62 @@ def task_fingerprint(task: Task) -> str:
     return f"{checksum:08x}"
 
 
-def origins_of(task: Task, methods: Iterable[str], seed: int) -> dict[str, Origin]:
-    """Return what results of each method on a task depend on now."""
-    fingerprint, packages, code = task_fingerprint(task), versions(), code_fingerprint()
-    return {name: Origin(fingerprint, parameters_hash(name, seed=seed), packages, code) for name in methods}
+def origins_of(task: Task, methods: Iterable[str], seed: int) -> dict[str, str]:
+    """Return a hash of what results of each method on a task depend on now."""
+    data, code, installed = task_fingerprint(task), code_fingerprint(), versions()
+    origins = {}
+    for name in methods:
+        packages = [installed.get(package) for package in (*PACKAGES, *BENCHMARK_METHODS[name].packages)]
+        origins[name] = _hash(data, code, packages, parameters_hash(name, seed=seed))
+    return origins
 
 
-def difference(method: str, stored: Origin | None, now: Origin) -> str | None:
-    """Return why a stored result of a method cannot be used, in words; None if it can."""
-    if stored is None:
-        return "of unknown origin"
-    if stored.fingerprint != now.fingerprint:
-        return "of other data"
-    if stored.parameters != now.parameters:
-        return f"with other parameters of {method}"
-    if stored.code != now.code:
-        return "with other code of kcal"
-    names = (*PACKAGES, *BENCHMARK_METHODS[method].packages)
-    changes = [
-        f"{name} {stored.versions.get(name, '(none)')}, now {now.versions.get(name, '(none)')}"
-        for name in names
-        if stored.versions.get(name) != now.versions.get(name)
-    ]
-    return f"with {'; '.join(changes)}" if changes else None
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def usable_results(
-    stored: Stored, keys: Iterable[ResultKey], origins: Mapping[str, Origin]
-) -> tuple[dict[ResultKey, Result], str]:
-    """Return stored results that can be used, without failures, and in words why others cannot ("" if none)."""
+    stored: Stored, keys: Iterable[ResultKey], origins: Mapping[str, str]
+) -> tuple[dict[ResultKey, Result], int]:
+    """Return stored results that can be used, without failures, and the number of keys with others only."""
     usable: dict[ResultKey, Result] = {}
-    reasons: Counter[str] = Counter()
+    n_others = 0
     for key in keys:
-        results = stored.get(key, [])
-        differences = [difference(key.method, result.origin, origins[key.method]) for result in results]
-        same = [result for result, reason in zip(results, differences, strict=True) if reason is None]
-        if same and same[-1].error is None:
-            usable[key] = same[-1]
-        elif not same and differences:
-            reasons[str(differences[-1])] += 1
-    return usable, ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        result = stored.get(key, {}).get(origins[key.method])
+        n_others += result is None and key in stored
+        if result is not None and result.error is None:
+            usable[key] = result
+    return usable, n_others
 
 
-def read_results(path: Path, seed: int) -> dict[ResultKey, list[Result]]:
+def read_results(path: Path, seed: int) -> Stored:
     """Return the results of a file, the last of each key and origin; empty if there is no file."""
+    contents: list[Any] = []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    contents = [content for content in map(_parse, lines) if content is not None]
+    for line in lines:
+        with suppress(json.JSONDecodeError):  # cut short when the run was stopped
+            contents.append(json.loads(line))
+    stored: Stored = {}
     if not lines:
-        return {}
+        return stored
     remedy = "Choose another folder, or remove the file."
     try:
         stored_seed = contents[0]["settings"]["seed"]
-    except (IndexError, KeyError, TypeError) as error:
-        raise FileFormatError(f"{path} does not begin with the settings of a run. {remedy}") from error
+        for result in map(Result.from_json, contents[1:]):
+            stored.setdefault(result.key, {})[str(result.origin)] = result
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{path} does not hold the settings and results of a run ({error!r})"
+        raise FileFormatError(f"{problem}. {remedy}") from error
     if stored_seed != seed:
         expected = f"must be that of the results in {path}, {stored_seed}"
         raise InvalidInputError("seed", expected, got=str(seed), remedy=remedy)
-    stored: dict[ResultKey, dict[str, Result]] = {}
-    for content in contents[1:]:
-        try:
-            result = Result.from_json(content)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise FileFormatError(f"{path} has a line that is not a result of this benchmark ({error!r}).") from error
-        stored.setdefault(result.key, {})[repr(result.origin)] = result
-    return {key: list(results.values()) for key, results in stored.items()}
+    return stored
 
 
 @contextmanager
 def appending(path: Path, seed: int, stored: Stored) -> Iterator[Callable[[Result], None]]:
     """Yield a function that stores a result; it is on disk when the function returns."""
-    lines = [{"settings": {"seed": seed}}, *(result.as_json() for results in stored.values() for result in results)]
+    lines = [{"settings": {"seed": seed}}, *(result.as_json() for each in stored.values() for result in each.values())]
     write_whole(path, "".join(_line(content) for content in lines).encode())  # whole lines only
     with path.open("a", encoding="utf-8") as stream:
 
@@ -171,13 +165,34 @@ def appending(path: Path, seed: int, stored: Stored) -> Iterator[Callable[[Resul
         yield append
 
 
-def _parse(line: str) -> Any:
-    """Return the content of a line; None if it was cut short when the run was stopped."""
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError:
-        return None
-
-
 def _line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, allow_nan=False) + "\n"
+
+
+def train(name: str, task: Task, *, seed: int, by_group: bool, folder: Path) -> tuple[TrainedProjection, float]:
+    """Return the projection of a method and the seconds of its training; a slow one is kept in the folder."""
+    path = training_path(name, task, seed=seed, by_group=by_group, folder=folder)
+    is_slow = BENCHMARK_METHODS[name].cost >= SLOW
+    if is_slow:
+        with suppress(KcalError, OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
+            projection, seconds = load(path), float(json.loads(path.with_suffix(".json").read_text())["seconds"])
+            if isinstance(projection, TrainedProjection):
+                return projection, seconds
+    start = time.perf_counter()
+    trained = train_for(name, task, seed=seed, by_group=by_group)
+    assert trained is not None
+    seconds = time.perf_counter() - start
+    if is_slow:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(trained, path)
+        write_whole(path.with_suffix(".json"), json.dumps({"seconds": seconds}).encode())
+    return trained, seconds
+
+
+def training_path(name: str, task: Task, *, seed: int, by_group: bool, folder: Path) -> Path:
+    """Return the file of a training."""
+    packages = {package: versions()[package] for package in ("torch", "numpy")}
+    data = task_fingerprint(Task(task.name, task.train, task.train, 0.5, task.classes))  # of the training data alone
+    code = code_fingerprint(parts=TRAINING_CODE)
+    key = _hash(data, projection_key(name, seed=seed), seed, by_group, packages, code)
+    return folder / PROJECTIONS / f"{task.name}-{'group' if by_group else 'row'}-{key}.kcal"

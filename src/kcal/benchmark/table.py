@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import textwrap
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pandas
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
@@ -18,9 +17,6 @@ from kcal.files import with_mark
 
 MAX_HEADING, MAX_NAME, MAX_ENTRY = 12, 20, 24
 """Characters of headings, names and other entries in a terminal, beyond which they take several lines."""
-SPACING, MARGIN = 3, 2
-"""Characters between two columns in a terminal, and at both ends of a line."""
-
 LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "^": r"\textasciicircum{}",
@@ -30,7 +26,7 @@ LATEX = str.maketrans(
         "†": r"$\dagger$", "✗": r"$\times$", "[": "{[}", "…": r"\dots{}", "\n": " ",
     }
 )  # fmt: skip
-"""Escapes, applied character by character, so that no replacement is replaced again."""
+"""Escapes, applied character by character: no replacement is replaced again."""
 
 
 class Entry(NamedTuple):
@@ -51,37 +47,29 @@ class Table:
     rows: tuple[tuple[Entry, ...], ...]
     note: str = ""
 
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """The texts of the table."""
+        return pandas.DataFrame([[entry.text for entry in row] for row in self.rows], columns=list(self.heading))
+
     def as_rich(self) -> RichTable:
         """Return the table for a terminal; long entries take several lines."""
-        table = RichTable(
-            title=escape(printable(self.title)), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
-        )
+        title = escape(printable(self.title))
+        table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
         for column, name in enumerate(self.heading):
-            is_text = column > 0 and self._is_text(column)
+            is_text = column > 0 and any(len(row[column].text) > MAX_ENTRY for row in self.rows)
             table.add_column(
                 escape(_wrap(printable(name), MAX_HEADING)),
                 justify="left" if column == 0 or is_text else "right",
                 no_wrap=not is_text,
                 overflow="fold",
+                min_width=MAX_ENTRY if is_text else None,
             )
         for first, *others in self.rows:
             texts = [_wrap(printable(first.text), MAX_NAME), *(printable(entry.text) for entry in others)]
             entries = [entry._replace(text=escape(text)) for entry, text in zip((first, *others), texts, strict=True)]
             table.add_row(*(_mark(entry, "[bold]", "[/bold]", "[underline]", "[/underline]") for entry in entries))
         return table
-
-    def _is_text(self, column: int) -> bool:
-        return any(len(row[column].text) > MAX_ENTRY for row in self.rows)
-
-    def _width(self, column: int) -> int:
-        """Return how many characters a column needs in a terminal."""
-        entries = [printable(row[column].text) for row in self.rows]
-        if column == 0:
-            entries = [line for text in entries for line in _wrap(text, MAX_NAME).split("\n")]
-        elif self._is_text(column):
-            entries = [word for text in entries for word in text.split()[:MAX_ENTRY]] + ["x" * MAX_ENTRY]
-        heading = _wrap(printable(self.heading[column]), MAX_HEADING).split("\n")
-        return max(len(text) for text in (*entries, *heading))
 
     def transposed(self, corner: str = "method") -> Table:
         """Return the table with rows as columns: there are more methods than tasks, and terminals are narrow."""
@@ -91,73 +79,54 @@ class Table:
         return replace(self, heading=(corner, *names), rows=rows)
 
     def fitting(self, width: int) -> list[Table]:
-        """Return the table in as many parts of equal size as a terminal of this width needs to show everything."""
-        room = width - MARGIN - self._width(0)
-        needed = [SPACING + self._width(column) for column in range(1, len(self.heading))]
-        if sum(needed) <= room or len(needed) < 2:
-            return [self]
-        for n_parts in range(2, len(needed) + 1):
-            size = -(-len(needed) // n_parts)
-            starts = range(0, len(needed), size)
-            if all(sum(needed[start : start + size]) <= room for start in starts):
+        """Return the table in as few parts of equal size as a terminal of this width needs to show everything."""
+        console, n_columns = Console(width=10_000), len(self.heading) - 1
+        for size in range(n_columns, 0, -1):
+            parts = [self._columns(start, start + size) for start in range(1, n_columns + 1, size)]
+            if all(console.measure(part.as_rich()).minimum <= width for part in parts):
                 break
-        parts = []
-        for number, start in enumerate(starts, 1):
-            heading = (self.heading[0], *self.heading[start + 1 : start + 1 + size])
-            rows = tuple((row[0], *row[start + 1 : start + 1 + size]) for row in self.rows)
-            parts.append(replace(self, title=f"{self.title} ({number} of {len(starts)})", heading=heading, rows=rows))
-        return parts
+        if len(parts) == 1:
+            return parts
+        titles = [f"{self.title} ({number} of {len(parts)})" for number in range(1, len(parts) + 1)]
+        return [replace(part, title=title) for part, title in zip(parts, titles, strict=True)]
+
+    def _columns(self, start: int, stop: int) -> Table:
+        """Return the names with some of the columns."""
+        rows = tuple((row[0], *row[start:stop]) for row in self.rows)
+        return replace(self, heading=(self.heading[0], *self.heading[start:stop]), rows=rows)
 
     def as_markdown(self) -> str:
         """Return the table as GitHub shows it, without the note."""
-        heading = [_markdown(name) for name in self.heading]
-        lines = [f"| {' | '.join(heading)} |", f"|{'|'.join(['---'] + ['--:'] * (len(self.heading) - 1))}|"]
-        for row in self.rows:
-            entries = [_mark(entry._replace(text=_markdown(entry.text)), "**", "**", "<u>", "</u>") for entry in row]
-            lines.append(f"| {' | '.join(entries)} |")
-        return "\n".join([f"### {self.title}", "", *lines, ""])
+        marked = [[_mark(entry, "**", "**", "<u>", "</u>", _markdown) for entry in row] for row in self.rows]
+        lines = [[_markdown(name) for name in self.heading], ["---", *["--:"] * (len(self.heading) - 1)], *marked]
+        texts = [f"| {' | '.join(line)} |" for line in lines]
+        return "\n".join([f"### {self.title}", "", *texts, ""])
 
     def as_csv(self) -> str:
         """Return the table for a spreadsheet, with the texts that it shows."""
-        return comma_separated(self.heading, [[entry.text for entry in row] for row in self.rows])
+        return spreadsheet(self.frame)
 
     def as_latex(self) -> str:
         """Return the table for a paper, the note below it; it needs the package booktabs."""
-        rows = [
-            " & ".join(
-                _mark(entry._replace(text=latex(entry.text)), r"\textbf{", "}", r"\underline{", "}") for entry in row
-            )
-            for row in self.rows
-        ]
-        heading = " & ".join(latex(name) for name in self.heading)
-        return "\n".join(
-            [
-                r"\begin{table}[ht]",
-                rf"\caption{{{latex(self.title)}}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.heading) - 1)}}}",
-                r"\toprule",
-                rf"{heading} \\",
-                r"\midrule",
-                *(rf"{row} \\" for row in rows),
-                r"\bottomrule",
-                r"\end{tabular}",
-                *([rf"\par\smallskip{{\footnotesize {latex(self.note)}\par}}"] if self.note else []),
-                r"\end{table}",
-                "",
-            ]
+        marked = [[_mark(entry, r"\textbf{", "}", r"\underline{", "}", latex) for entry in row] for row in self.rows]
+        text: str = pandas.DataFrame(marked, columns=[latex(name) for name in self.heading]).to_latex(
+            index=False,
+            escape=False,
+            caption=latex(self.title),
+            position="ht",
+            column_format="l" + "r" * (len(self.heading) - 1),
         )
+        note = rf"\par\smallskip{{\footnotesize {latex(self.note)}\par}}" + "\n" if self.note else ""
+        return text.replace(r"\end{table}", rf"{note}\end{{table}}")
 
 
-def comma_separated(heading: Sequence[str], rows: Iterable[Sequence[str | float | int]]) -> str:
-    """Return rows for a spreadsheet; text that a spreadsheet program would run as a formula begins with a quote."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    for row in (heading, *rows):
-        writer.writerow([_as_text(cell) if isinstance(cell, str) else f"{cell:.6g}" for cell in row])
-    return stream.getvalue()
+def spreadsheet(frame: pandas.DataFrame) -> str:
+    """Return a table as comma-separated values; text that a program would run as a formula begins with a quote."""
+    text: str = frame.map(_safe).rename(columns=_safe).to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return text
 
 
-def _as_text(cell: str) -> str:
+def _safe(cell: Any) -> Any:
     try:
         float(cell)
     except ValueError:
@@ -180,6 +149,7 @@ def _markdown(text: str) -> str:
     return printable(" ".join(text.split())).replace("\\|", "\\\\|").replace("|", "\\|").replace("<", "&lt;")
 
 
-def _mark(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str) -> str:
-    text = f"{underline}{entry.text}{underline_end}" if entry.underlined else entry.text
+def _mark(entry: Entry, bold: str, bold_end: str, underline: str, underline_end: str, escaped: Any = str) -> str:
+    text = escaped(entry.text)
+    text = f"{underline}{text}{underline_end}" if entry.underlined else text
     return f"{bold}{text}{bold_end}" if entry.bold else text

@@ -1,20 +1,41 @@
-"""The benchmark's tables: one per metric, the best by the corrected test, ranks, seconds and failures; also as CSV."""
+"""The benchmark's tables, and the files of a run.
+
+There is a table per metric, of the best by the corrected test, of ranks, seconds and failures. A run's folder has
+results.json, all tables as Markdown, LaTeX and csv, and a reliability grid per row.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from itertools import chain
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas
+from rich.console import Console
 
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Results, Row
-from kcal.benchmark.table import Entry, Table, comma_separated
+from kcal.benchmark.running import Plan
+from kcal.benchmark.table import Entry, Table, spreadsheet
 from kcal.benchmark.tasks import MIN_CALIBRATION_GROUPS
-from kcal.metrics import MethodComparison, SplitSummary
+from kcal.errors import MissingExtraError
+from kcal.files import write_whole
+from kcal.metrics import MethodComparison, ReliabilityBins, SplitSummary
 from kcal.metrics.comparison import MIN_SPLITS
 from kcal.metrics.registry import Metric
 
-Numbers = tuple[float | None, ...]
-"""The numbers of one method in a row of a sheet; None where there is none."""
+GRID_CLASSES = 8
+"""Classes in a reliability grid, at most."""
+NOT_TRANSPOSED = ("corrected", "failures")
+"""In the other tables tasks become columns, because there are more methods than tasks."""
+BOLD, UNDERLINED = "*", "_"
+"""Marks for files and pipes, which show neither."""
 NO_VALUE = "–"
 FAILED = "failed"
 FAILED_SOME = "✗"
@@ -114,8 +135,8 @@ def _rank_entries(results: Results, texts: dict[str, str], best: tuple[str, ...]
 
 def _failed_in_every_row(results: Results, method: str) -> bool:
     """Return whether a method was run, and failed on some split of every row."""
-    rows = [splits for row in results.rows if (splits := results.of_method(row, method))]
-    return bool(rows) and all(any(result.error is not None for result in splits) for splits in rows)
+    lines = [lines for row in results.rows if len(lines := results.of_method(row, method))]
+    return bool(lines) and all(each["error"].notna().any() for each in lines)
 
 
 def time_table(results: Results) -> Table:
@@ -123,8 +144,9 @@ def time_table(results: Results) -> Table:
 
     def entry(row: Row, method: str) -> Entry:
         seconds = results.seconds(row, method)
-        missing = FAILED if results.of_method(row, method) else NO_VALUE
-        return Entry(missing if seconds is None else f"{seconds[0]:.2f} + {seconds[1]:.2f}")
+        if np.isfinite(seconds["fit"]):
+            return Entry(f"{seconds['fit']:.2f} + {seconds['predict']:.2f}")
+        return Entry(FAILED if len(results.of_method(row, method)) else NO_VALUE)
 
     rows = tuple((Entry(row.label), *(entry(row, method) for method in results.methods)) for row in results.rows)
     return Table("seconds", "Seconds to fit + to predict", ("task", *results.methods), rows, TIME_NOTE)
@@ -132,31 +154,25 @@ def time_table(results: Results) -> Table:
 
 def training_table(results: Results) -> Table:
     """Return the seconds to train the projections: tasks as rows, the methods that learn one as columns."""
-    seconds = {method: [results.training_seconds(row, method) for row in results.rows] for method in results.methods}
-    learning = {method: times for method, times in seconds.items() if any(time is not None for time in times)}
-    columns = [[Entry(NO_VALUE if time is None else f"{time:.1f}") for time in times] for times in learning.values()]
-    labels = [Entry(row.label) for row in results.rows]
-    rows = tuple(zip(labels, *columns, strict=True)) if learning else ()
-    return Table("training", "Seconds to train the projection", ("task", *learning), rows, TRAINING_NOTE)
+    trained = results.frame.dropna(subset="train_seconds")["method"].unique()
+    learning = [method for method in results.methods if method in trained]
+    rows = []
+    for row in results.rows if learning else ():
+        seconds = [results.seconds(row, method)["train"] for method in learning]
+        rows.append((Entry(row.label), *(Entry(f"{time:.1f}" if np.isfinite(time) else NO_VALUE) for time in seconds)))
+    return Table("training", "Seconds to train the projection", ("task", *learning), tuple(rows), TRAINING_NOTE)
 
 
 def failure_table(results: Results) -> Table:
     """Return which method failed on which split, and why."""
-    rows = tuple(
-        (
-            Entry(result.key.row.label),
-            Entry(result.key.method),
-            Entry(str(result.key.split)),
-            Entry(" ".join(str(result.error).split())),
-        )
-        for result in results.failures
-    )
+    failed = results.frame.dropna(subset="error")[["label", "method", "split", "error"]].astype(str)
+    rows = tuple(tuple(Entry(" ".join(text.split())) for text in line) for line in failed.to_numpy().tolist())
     return Table("failures", "Failed", ("task", "method", "split", "error"), rows)
 
 
 def split_note(results: Results) -> str:
     """Return that there are too few splits to call methods best; empty if there are enough."""
-    n_splits = min(max(map(len, by_method.values())) for by_method in results.by_method.values())
+    n_splits = results.frame.groupby(["label", "method"]).size().groupby("label").max().min()
     if n_splits >= MIN_SPLITS:
         return ""
     return (
@@ -179,56 +195,118 @@ def mean_and_std(summary: SplitSummary, metric: Metric) -> str:
     return f"{mean}±{metric.format(summary.std)}" if summary.n_splits > 1 else mean
 
 
-def all_sheets(results: Results) -> dict[str, str]:
-    """Return every table as comma-separated values, by the name of the table."""
-    sheets = {metric: metric_sheet(results, metric) for metric in TABLE_METRICS}
-    sheets |= {"ranks": rank_sheet(results), "seconds": time_sheet(results)}
-    texts = (corrected_table(results), failure_table(results))
-    return sheets | {table.name: table.as_csv() for table in texts if table.rows}
+def summary(results: Results) -> pandas.DataFrame:
+    """Return one line per task and method: mean and standard deviation of every metric, median seconds, failures."""
+    frame, keys = results.frame, ["label", "method"]
+    of_metrics = frame.groupby(keys, sort=False)[list(TABLE_METRICS)].agg(["mean", "std"])
+    of_metrics.columns = [f"{metric}_{part}" for metric, part in of_metrics.columns]
+    seconds = [f"{kind}_seconds" for kind in ("fit", "predict", "train")]
+    medians = frame[keys].join(frame[seconds].astype(float)).groupby(keys, sort=False).median()
+    failed = frame["error"].notna().groupby([frame["label"], frame["method"]], sort=False).sum().rename("failed")
+    return of_metrics.join(medians).join(failed).reset_index().rename(columns={"label": "task"})
 
 
-def metric_sheet(results: Results, metric: str) -> str:
-    """Return METHOD_mean, METHOD_std and METHOD_failed (number of splits) as columns, tasks as rows."""
-    scale = TABLE_METRICS[metric].scale
-
-    def numbers(row: Row, method: str) -> Numbers:
-        summary, n_failed = results.partial_summary(row, metric, method)
-        moments = (None, None) if summary is None else (scale * summary.mean, scale * summary.std)
-        return *moments, n_failed if results.of_method(row, method) else None
-
-    rows = {row.label: [numbers(row, method) for method in results.methods] for row in results.rows}
-    return _sheet("task", results.methods, ("mean", "std", "failed"), rows)
-
-
-def rank_sheet(results: Results) -> str:
-    """Return METHOD_mean and METHOD_std of the ranks as columns; metrics and an overall average as rows."""
-    rows: dict[str, list[Numbers]] = {}
-    for metric in MAIN_METRICS:
-        ranked = results.ranks(metric)
-        ranks = {} if ranked is None else ranked.ranks
-        rows[TABLE_METRICS[metric].title] = [
-            (ranks[name].mean, ranks[name].std) if name in ranks else (None, None) for name in results.methods
-        ]
-    overall = results.overall()
-    rows[OVERALL] = [(overall.get(name), None) for name in results.methods]
-    return _sheet("metric", results.methods, ("mean", "std"), rows)
-
-
-def time_sheet(results: Results) -> str:
-    """Return METHOD_fit, METHOD_predict and METHOD_train (the projection) as columns, tasks as rows."""
-
-    def numbers(row: Row, method: str) -> Numbers:
-        return *(results.seconds(row, method) or (None, None)), results.training_seconds(row, method)
-
-    rows = {row.label: [numbers(row, method) for method in results.methods] for row in results.rows}
-    return _sheet("task", results.methods, ("fit", "predict", "train"), rows)
-
-
-def _sheet(corner: str, methods: Sequence[str], parts: Sequence[str], rows: Mapping[str, Sequence[Numbers]]) -> str:
-    """Return numbers of each method in the unit of the tables, empty cells where there are none."""
-    heading = (corner, *(f"{method}_{part}" for method in methods for part in parts))
-    cells = [
-        [label, *("" if number is None or not math.isfinite(number) else number for number in chain(*numbers))]
-        for label, numbers in rows.items()
+def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path]:
+    """Write results.json, tables.md, tables.tex, csv files and a reliability figure per row; return the files."""
+    place = Path(folder)
+    (place / "csv").mkdir(parents=True, exist_ok=True)
+    tables = all_tables(results)
+    files = [
+        write_whole(place / "results.json", json.dumps(as_json(results, plan), indent=1, allow_nan=False).encode()),
+        write_whole(place / "tables.md", markdown(tables, split_note(results), group_note(results)).encode()),
+        write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
     ]
-    return comma_separated(heading, cells)
+    sheets = {"summary": spreadsheet(summary(results))} | {table.name: table.as_csv() for table in tables}
+    files += [write_whole(place / "csv" / f"{name}.csv", text.encode()) for name, text in sheets.items()]
+    figures = joblib.Parallel(n_jobs=min(plan.jobs, len(results.rows)))(
+        joblib.delayed(draw_reliability)(results, row, place) for row in results.rows
+    )
+    return files + [path for path in figures if path is not None]
+
+
+def as_json(results: Results, plan: Plan) -> dict[str, Any]:
+    """Return every number with its origin."""
+    return {
+        "settings": {"seed": plan.seed, "methods": list(plan.methods), "n_splits": plan.n_splits},
+        "versions": results.versions,
+        "too_few_groups": results.too_few_groups,
+        "results": [result.as_json() for result in results.results],
+    }
+
+
+def markdown(tables: list[Table], *more: str) -> str:
+    """Return all tables as one text, each with its note; the note that all metrics share comes once, after them."""
+    metrics = [table.as_markdown() for table in tables if table.note == METRIC_NOTE]
+    others = [part for table in tables if table.note != METRIC_NOTE for part in (table.as_markdown(), table.note)]
+    return "\n\n".join(part.strip("\n") for part in (*metrics, METRIC_NOTE, *more, *others) if part) + "\n"
+
+
+def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
+    """Draw the reliability of methods and classes on the first split; None without matplotlib or data.
+
+    A figure that already shows the same is kept: drawing takes far longer than writing everything else.
+    """
+    firsts = {method: results.of_method(row, method)["reliability"].head(1).dropna() for method in results.methods}
+    stored = {method: first.iloc[0] for method, first in firsts.items() if len(first)}
+    if not stored:
+        return None
+    path = reliability_picture(folder, row)
+    digest = hashlib.sha256(json.dumps([row.label, stored, GRID_CLASSES, version("kcal")]).encode()).hexdigest()
+    if path.is_file() and digest.encode() in path.read_bytes():
+        return path
+    try:
+        from kcal.plots import reliability_grid
+    except MissingExtraError:
+        return None
+    first = next(iter(stored.values()))
+    shown = list(first)[: 1 + GRID_CLASSES]  # the confidence comes first
+    bins = {method: [_bins(events[event], event) for event in shown] for method, events in stored.items()}
+    names = [first[event]["name"] for event in shown]
+    axes = reliability_grid(bins, names, title=f"{row.label}, first split")
+    buffer = io.BytesIO()
+    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90, metadata={"Comment": digest})
+    path.parent.mkdir(exist_ok=True)
+    return write_whole(path, buffer.getvalue())
+
+
+def reliability_picture(folder: Path, row: Row) -> Path:
+    """Return the path of the reliability grid of a row."""
+    return folder / "reliability" / (f"{row.task}-by-group.png" if row.by_group else f"{row.task}.png")
+
+
+def _bins(stored: Mapping[str, Any], event: str) -> ReliabilityBins:
+    means, frequencies = (
+        np.array([np.nan if value is None else value for value in stored[name]], dtype=np.float64)
+        for name in ("mean_prediction", "observed_frequency")
+    )
+    counts = np.array(stored["counts"], dtype=np.intp)
+    edges = np.arange(len(counts) + 1) / len(counts)
+    of: Any = event if event == "confidence" else int(event)
+    weights = counts.astype(np.float64)
+    return ReliabilityBins(counts, means, frequencies, edges, of, False, weights, weights)
+
+
+def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
+    """Print tables with their notes, in parts if the terminal is narrow; a note that all metrics share comes once."""
+    metrics = [table for table in tables if table.note == METRIC_NOTE]
+    for table in metrics:
+        _show(screen, table)
+    plain = "" if screen.is_terminal else f"{BOLD} stands for bold, {UNDERLINED} for underlined."
+    for text in (METRIC_NOTE, plain, *more):
+        if text:
+            screen.print(text, markup=False)
+    for table in tables:
+        if table.note != METRIC_NOTE:
+            _show(screen, table)
+            if table.note:
+                screen.print(table.note, markup=False)
+
+
+def _show(screen: Console, table: Table) -> None:
+    screen.print()
+    shown = table if table.name in NOT_TRANSPOSED else table.transposed()
+    if not screen.is_terminal:
+        marked = [[f"{BOLD * bold}{UNDERLINED * under}{text}" for text, bold, under in row] for row in shown.rows]
+        shown = replace(shown, rows=tuple(tuple(map(Entry, row)) for row in marked))
+    for part in shown.fitting(screen.width):
+        screen.print(part.as_rich())

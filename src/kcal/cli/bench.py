@@ -43,9 +43,8 @@ def bench(
     import joblib
 
     from kcal import benchmark
-    from kcal.benchmark.output import show_tables, write_results
-    from kcal.benchmark.processes import in_parallel
-    from kcal.benchmark.tables import all_tables, group_note, split_note
+    from kcal.benchmark.running import in_parallel
+    from kcal.benchmark.tables import all_tables, group_note, show_tables, split_note, write_results
     from kcal.cli.output import console, shown_log
     from kcal.cli.parameters import parse_methods
     from kcal.progress import show_progress

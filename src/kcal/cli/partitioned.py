@@ -16,8 +16,8 @@ from kcal.cli.output import console, shown, shown_log
 from kcal.cli.samples import load_to_predict
 from kcal.distributed import Columns, Workers, predict
 from kcal.distributed.engine import require_ray
-from kcal.distributed.parts import InputFile, find_files
 from kcal.distributed.prediction import ENGINES
+from kcal.distributed.tables import InputFile, find_files
 from kcal.embeddings.folder import RECORD
 from kcal.persistence import load_calibrator
 

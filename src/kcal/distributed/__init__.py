@@ -6,10 +6,9 @@ Ray is imported when it is used; ``pip install 'kcal[ray]'`` installs it.
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-from kcal.distributed.engine import connect
+from kcal.distributed.engine import connect, in_parallel
 
 if TYPE_CHECKING:
-    from kcal.distributed.parallel import in_parallel
     from kcal.distributed.prediction import Predictions, Workers, predict
     from kcal.distributed.sharded_kcal import ShardedKCal
     from kcal.distributed.tables import Columns
@@ -21,7 +20,6 @@ _MODULES = {
     "Predictions": "prediction",
     "ShardedKCal": "sharded_kcal",
     "Workers": "prediction",
-    "in_parallel": "parallel",
     "predict": "prediction",
 }
 """Modules that define the names above, imported on first use."""

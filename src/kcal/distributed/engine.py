@@ -1,21 +1,14 @@
-"""Ray, imported when it is used, and the connection to a cluster."""
+"""Ray, imported when it is used: the connection to a cluster, and calls that run on it."""
 
 from __future__ import annotations
 
 import logging
-import os
-import re
-import socket
-import warnings
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from kcal.errors import InvalidInputError, MissingExtraError
-
-CONNECT_SECONDS = 5.0
-"""Time in which the head of a cluster must answer."""
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""First bytes of a client of HTTP/2, which Ray speaks; a server answers with a frame of its settings, of type 4."""
+from kcal.threads import one_thread
 
 logger = logging.getLogger("kcal.distributed")
 
@@ -25,7 +18,6 @@ def require_ray() -> Any:
     try:
         import pyarrow  # noqa: F401
         import ray
-        import ray.data
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             "Work on several machines runs on Ray, which is not installed. Run: pip install 'kcal[ray]'."
@@ -48,102 +40,66 @@ def connect(address: str | None = None, **options: Any) -> Any:
     MissingExtraError
         If Ray is not installed.
     InvalidInputError
-        If no cluster answers at the address.
+        If Ray cannot connect: it waits for some minutes for a cluster that does not answer.
     """
     ray = require_ray()
-    _quieten(ray)
     if ray.is_initialized():
         return ray
-    place = find_cluster(address)
-    settings = {"include_dashboard": False} if place == "local" else {}
+    settings = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False} | options
     try:
-        ray.init(address=place, logging_level=logging.ERROR, log_to_driver=False, **settings | options)
+        ray.init(address=address, **settings)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
-        raise _unreachable(place, _reason(error)) from error
-    logger.info("%s", describe_cluster(ray))
-    return ray
-
-
-def describe_cluster(ray: Any) -> str:
-    """Return the address, the nodes and the cores of the cluster that ray is connected to."""
+        raise InvalidInputError(
+            "address",
+            "must be that of a running Ray cluster",
+            got=f"{address} ({error})",
+            remedy='Start one with: ray start --head. Or pass "local": Ray then runs in processes of this machine.',
+        ) from error
     resources, n_nodes = ray.cluster_resources(), sum(node["Alive"] for node in ray.nodes())
     counts = {"node": n_nodes, "CPU": resources.get("CPU", 0), "GPU": resources.get("GPU", 0)}
     texts = [f"{count:,g} {name}{'' if count == 1 else 's'}" for name, count in counts.items() if count]
-    return f"Ray cluster at {ray.get_runtime_context().gcs_address}: {', '.join(texts)}"
-
-
-def _quieten(ray: Any) -> None:
-    """Let Ray Data neither log its plans nor show bars: kcal shows its own."""
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of its own settings
-        ray.data.DataContext.get_current().enable_progress_bars = False
-
-
-def find_cluster(address: str | None) -> str:
-    """Return the address of a cluster that answers, or "local" for a new one; ``address`` as in :func:`connect`.
-
-    Ray itself would wait for minutes for a cluster that does not answer.
-    """
-    place = address or os.environ.get("RAY_ADDRESS")
-    if place == "local":
-        return place
-    if place in (None, "auto"):
-        recorded = _recorded_address()
-        reason = _why_unreachable(recorded) if recorded else "ray start has begun none here"
-        if reason and place == "auto":
-            raise _unreachable("auto", f"{recorded}: {reason}" if recorded else reason)
-        return "local" if reason or recorded is None else recorded
-    if reason := _why_unreachable(place):
-        raise _unreachable(place, reason)
-    return place
-
-
-def _recorded_address() -> str | None:
-    """Return the address that the last ``ray start`` on this machine wrote down; it stays after a crash."""
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    try:
-        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip() or None
-    except OSError:
-        return None
-
-
-def _why_unreachable(address: str) -> str:
-    """Return why Ray cannot answer at "host:port" or "ray://host:port"; empty text if it can."""
-    match = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+)\]?:(\d+)", address)
-    if match is None:
-        expected = 'must be "host:port", "ray://host:port", "auto" or "local"'
-        raise InvalidInputError("address", expected, got=repr(address))
-    try:
-        with socket.create_connection((match[1], int(match[2])), timeout=CONNECT_SECONDS) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") != "0":
-                return ""  # the greeting would have to be encrypted
-            connection.sendall(GREETING)
-            return "" if connection.recv(9)[3:4] == b"\x04" else "what answers there is not Ray"
-    except (OSError, OverflowError) as error:
-        return str(error)
-
-
-def _reason(error: BaseException) -> str:
-    """Return the line of an error of Ray that says what is wrong: of its cause, a traceback as text, the last."""
-    if error.__cause__ is None:
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return next(iter(str(error.__cause__).strip().splitlines()[::-1]), type(error.__cause__).__name__)
-
-
-def _unreachable(address: str | None, reason: str) -> InvalidInputError:
-    return InvalidInputError(
-        "address",
-        "must be that of a Ray cluster that runs",
-        got=f"{address or 'none'} ({reason.rstrip('.')})",
-        remedy='Start one with: ray start --head. Or pass "local": Ray then runs in processes of this machine.',
-    )
+    logger.info("Ray cluster at %s: %s", ray.get_runtime_context().gcs_address, ", ".join(texts))
+    return ray
 
 
 def count_workers(ray: Any, *, num_cpus: float, num_gpus: float = 0.0, free_cpus: float = 0.0) -> int:
     """Return how many workers of such needs the cluster has room for beside ``free_cpus`` cores, at least one."""
     resources = ray.cluster_resources()
     available = {"CPU": resources.get("CPU", 0.0) - free_cpus, "GPU": resources.get("GPU", 0.0)}
-    needs = {"CPU": num_cpus, "GPU": num_gpus}
-    counts = [int(available[kind] / need) for kind, need in needs.items() if need > 0]
+    counts = [int(available[kind] / need) for kind, need in (("CPU", num_cpus), ("GPU", num_gpus)) if need > 0]
     return max(min(counts, default=1), 1)
+
+
+def run_tasks(
+    ray: Any, function: Callable[..., Any], calls: Iterable[tuple[Any, ...]], *, at_once: int, **needs: Any
+) -> Iterator[Any]:
+    """Yield the results of calls as they finish; a call that is lost with its worker or machine is repeated."""
+    remote = ray.remote(max_retries=-1, **needs)(function)
+    waiting = iter(calls)
+    running = [remote.remote(*call) for call in islice(waiting, at_once)]
+    try:
+        while running:
+            (finished,), running = ray.wait(running)
+            result = ray.get(finished)
+            running += [remote.remote(*call) for call in islice(waiting, 1)]
+            yield result
+    finally:
+        for reference in running:
+            ray.cancel(reference)
+
+
+def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
+    """Yield the results of calls as they finish, ``jobs`` of them at a time, each on one core of the cluster.
+
+    Pass it to :func:`kcal.benchmark.run` as ``parallel``.
+    """
+    ray = connect()
+    stored = {id(argument): ray.put(argument) for call in calls for argument in call}  # a task is sent once
+    shared = [(function, *(stored[id(argument)] for argument in call)) for call in calls]
+    yield from run_tasks(ray, call_on_one_thread, shared, at_once=jobs, num_cpus=1.0)
+
+
+def call_on_one_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call in a worker."""
+    with one_thread():
+        return function(*arguments)

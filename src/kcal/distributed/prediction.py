@@ -1,38 +1,57 @@
-"""Predictions for more rows than one process should hold: parquet files in, partitioned parquet out."""
+"""Predictions for more rows than one process should hold: parquet files in, partitioned parquet out.
+
+A part of an input file is scored by one call and written as one file, under a temporary name and then renamed: it is
+there as a whole or not at all. A manifest names the parts and the settings that they were computed with.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kcal import errors
-from kcal.deployment import CalibratedClassifier
-from kcal.distributed.engine import connect, count_workers, find_cluster, require_ray
-from kcal.distributed.manifest import LOCK, Plan
-from kcal.distributed.parts import PART_ROWS, InputFile, Part, find_files
-from kcal.distributed.scoring import (
-    BLOCK_ROWS,
-    NETWORK_ROWS,
-    Done,
-    Model,
-    Scorer,
-    calibrator_of,
-    get_model,
-    model_digest,
-)
-from kcal.distributed.tables import Columns, default_columns
-from kcal.errors import InvalidInputError, KcalError, warn
-from kcal.files import check_path, locked_folder
-from kcal.progress import progress_bar
-from kcal.validation import check_choice, check_integer, check_number, checked_parameters, parameter
+import numpy as np
+import torch
 
+from kcal import errors
+from kcal.calibrators import Calibrator, predict_on
+from kcal.deployment import CalibratedClassifier
+from kcal.distributed.engine import connect, count_workers, run_tasks
+from kcal.distributed.tables import (
+    PART_ROWS,
+    Columns,
+    InputFile,
+    Part,
+    default_columns,
+    find_files,
+    matrix_of,
+    prediction_columns,
+)
+from kcal.embeddings import ClassifierOutputs
+from kcal.embeddings.networks import checksum
+from kcal.errors import FileFormatError, InvalidInputError, KcalError, KcalWarning, warn
+from kcal.files import atomic_path, check_path, locked_folder, write_whole
+from kcal.persistence import load_calibrator, to_bytes
+from kcal.progress import progress_bar
+from kcal.threads import one_thread
+from kcal.validation import check_choice, check_integer, check_number, checked_parameters, parameter, shown
+
+Model = Calibrator | CalibratedClassifier
 ENGINES = ("ray", "local")
-SPOOLED = "_rows"
-"""Folder below the output for the rows of a Dataset, while they are scored."""
+BLOCK_ROWS = 16_384
+"""Rows that a calibrator gets at once: a multiple of the blocks in which projections and kernel sums are computed."""
+NETWORK_ROWS = 256
+"""Rows that a network gets at once."""
+MANIFEST, LOCK, SPOOLED = "_manifest.json", "_run.lock", "_rows"
+"""Manifest, lock and folder for the rows of a Dataset: readers of partitioned parquet skip a leading underscore."""
+TEMPORARY = f".{'[0-9a-f]' * 16}.parquet"
+"""Names of parts that are being written, as :func:`kcal.files.atomic_path` makes them."""
+REMEDY = "Choose another folder, or remove this one."
 
 
 @dataclass(frozen=True)
@@ -51,22 +70,15 @@ class Workers:
     def __post_init__(self) -> None:
         checked_parameters(self)
 
-    def options(self, ray: Any, model: Model, n_tasks: int | None = None) -> dict[str, Any]:
-        """Return the arguments of ``map_batches`` for these workers, on ``n_tasks`` parts or on rows that Ray reads.
-
-        One core stays free for reading: a task that Ray could not start beside the workers would be waited for forever.
-        """
-        resources, num_cpus, num_gpus = ray.cluster_resources(), self.num_cpus, self.num_gpus
+    def needs(self, ray: Any, model: Model, *, free_cpus: float = 0.0) -> tuple[int, dict[str, float]]:
+        """Return how many workers there are beside ``free_cpus`` cores, and the needs of each."""
+        resources = ray.cluster_resources()
+        num_cpus = min(self.num_cpus, max(resources.get("CPU", 0.0) - free_cpus, 0.0))
+        num_gpus = self.num_gpus
         if num_gpus is None:
-            has_gpus = resources.get("GPU", 0) >= 1
-            num_gpus = 1.0 if has_gpus and isinstance(model, CalibratedClassifier) else 0.0
-        free_cpus = 1.0 if n_tasks is None else 0.0
-        if n_tasks is None:
-            num_cpus = min(num_cpus, max(resources.get("CPU", 0.0) - free_cpus, 0.0))
+            num_gpus = float(isinstance(model, CalibratedClassifier) and resources.get("GPU", 0) >= 1)
         room = count_workers(ray, num_cpus=num_cpus, num_gpus=num_gpus, free_cpus=free_cpus)
-        count = min(self.count or room, n_tasks or room)
-        pool = ray.data.ActorPoolStrategy(min_size=1, max_size=count, initial_size=1 if n_tasks is None else count)
-        return {"compute": pool, "num_cpus": num_cpus, "num_gpus": num_gpus or None}
+        return self.count or room, {"num_cpus": num_cpus, "num_gpus": num_gpus}
 
 
 @dataclass(frozen=True)
@@ -138,28 +150,28 @@ def predict(
     Predictions or ray.data.Dataset
     """
     check_choice(engine, "engine", ENGINES)
-    fitted = get_model(model)
-    if evidence and not calibrator_of(fitted).has_evidence:
-        raise InvalidInputError("evidence", f"needs a kcal model; this one is of method {calibrator_of(fitted).method}")
+    fitted = _check_model(model)
+    calibrator = _calibrator_of(fitted)
+    if evidence and not calibrator.has_evidence:
+        raise InvalidInputError("evidence", f"needs a kcal model; this one is of method {calibrator.method}")
     default_rows = NETWORK_ROWS if isinstance(fitted, CalibratedClassifier) else BLOCK_ROWS
     rows = default_rows if rows_at_once is None else rows_at_once
     check_integer(rows, "rows_at_once", minimum=1, maximum=10**9)
     check_integer(part_rows, "part_rows", minimum=1, maximum=10**9)
 
     def scorer_for(names: Sequence[str]) -> Scorer:
-        known = [str(name) for name in vars(calibrator_of(fitted)).get("feature_names_in_", ())]
-        chosen = columns or default_columns(names, known, logits)
-        return Scorer(fitted, chosen, rows, evidence)
+        known = [str(name) for name in vars(calibrator).get("feature_names_in_", ())]
+        return Scorer(fitted, columns or default_columns(names, known, logits), rows, evidence)
 
     is_dataset = hasattr(data, "map_batches")
     if is_dataset and out is None:
-        return _scored(data, scorer_for(data.schema().names), workers)
-    folder = _output_folder(out)
-    if is_dataset:
-        data = _spooled(data, folder)
-    if engine == "ray" and (not require_ray().is_initialized() or workers.address):
-        find_cluster(workers.address)  # before anything is written
-    files = [InputFile.read(path) for path in find_files(data)]
+        return _lazy_predictions(data, scorer_for(data.schema().names), workers)
+    folder = None if out is None else check_path(out, "out").resolve()
+    if folder is None or (folder.exists() and not folder.is_dir()):
+        raise InvalidInputError("out", "must be a folder, new or of a run that was stopped", got=str(out))
+    if engine == "ray":
+        connect(workers.address)  # before anything is written
+    files = [InputFile.read(path) for path in find_files(_spool(data, folder) if is_dataset else data)]
     scorer = scorer_for(list(files[0].columns))
     for file in files:
         scorer.columns.check(list(file.columns), file.path)
@@ -168,41 +180,163 @@ def predict(
             expected = f"must have ids of the type of those in {files[0].path}, {files[0].columns[ids]}"
             raise InvalidInputError(file.path, expected, got=file.columns[ids])
     parts = [part for file in files for part in file.parts(part_rows, rows)]
-    settings = {"model": model_digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
+    settings = {"model": _digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
     settings |= {"evidence": evidence, "rows_at_once": rows, "part_rows": part_rows}
-    return _run(Plan(folder, settings, parts), scorer, engine, workers, progress)
-
-
-def _output_folder(out: Any) -> Path:
-    """Return the folder of the predictions; raise if there is a file of that name."""
-    expected = "must be a folder, new or of a run that was stopped, for predictions part by part"
-    if out is None:
-        raise InvalidInputError("out", expected, got="None")
-    folder = check_path(out, "out").resolve()
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInputError("out", expected, got=f"the file {out}", remedy="Choose another name.")
-    return folder
-
-
-def _run(plan: Plan, scorer: Scorer, engine: str, workers: Workers, progress: bool | None) -> Predictions:
-    """Score the parts of a plan that are missing."""
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    with locked_folder(plan.folder, LOCK):
-        plan.begin()
-        missing = plan.missing()
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked_folder(folder, LOCK):
+        _begin(folder, settings, parts)
+        missing = _missing(folder, parts)
         run = _on_ray if engine == "ray" else _in_this_process
-        issued: set[tuple[str, str]] = set()
         with progress_bar("Scoring", len(missing), show=progress) as advance:
-            for done in run(missing, scorer, plan.folder, workers) if missing else ():
+            issued: set[tuple[str, str]] = set()
+            for done in run(missing, scorer, folder, workers) if missing else ():
                 if done.error:
                     raise KcalError(done.error)
-                for name, text in sorted(set(done.warnings) - issued):
+                for name, text in sorted(done.warnings - issued):
                     warn(text, getattr(errors, name))
-                issued |= set(done.warnings)
+                issued |= done.warnings
                 advance(done.name)
-        plan.end()
-    shutil.rmtree(plan.folder / SPOOLED, ignore_errors=True)
-    return Predictions(plan.folder, plan.n_rows, len(plan.parts), len(missing))
+        if lost := _missing(folder, parts):
+            problem = f"{folder / lost[0].name} was written, but is not there"
+            raise FileFormatError(f"{problem}: all machines must share the folder, and nobody may remove its files.")
+        _write_manifest(folder, settings, parts, complete=True)
+    shutil.rmtree(folder / SPOOLED, ignore_errors=True)
+    return Predictions(folder, sum(map(len, parts)), len(parts), len(missing))
+
+
+def _check_model(model: Any) -> Model:
+    """Return a fitted calibrator or a classifier with one; a path is that of a saved calibrator."""
+    if isinstance(model, CalibratedClassifier | Calibrator):
+        _ = model.classes_  # raises if it is not fitted
+        return model
+    if isinstance(model, str | Path):
+        return load_calibrator(model)
+    raise InvalidInputError("model", "must be a calibrator, a CalibratedClassifier or a file", got=shown(model))
+
+
+def _calibrator_of(model: Model) -> Calibrator:
+    if isinstance(model, CalibratedClassifier):
+        assert model.calibrator is not None
+        return model.calibrator
+    return model
+
+
+def _digest(model: Model) -> str:
+    """Return a hash of everything that predictions depend on."""
+    digest = hashlib.sha256(to_bytes(_calibrator_of(model)))
+    if isinstance(model, CalibratedClassifier):
+        digest.update(checksum(model.network).encode())
+    return digest.hexdigest()[:16]
+
+
+def _begin(folder: Path, settings: Mapping[str, Any], parts: Sequence[Part]) -> None:
+    """Write the manifest; raise if the folder holds parts of another model, of other settings or of other files."""
+    path, known = folder / MANIFEST, set()
+    if path.exists():
+        try:
+            stored = dict(json.loads(path.read_bytes())["settings"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise FileFormatError(f"{path} is damaged. {REMEDY}") from error
+        differing = [name for name, value in settings.items() if stored.get(name) != value]
+        if differing:
+            expected = f"must be empty or hold predictions with the same {', '.join(differing)}"
+            raise InvalidInputError("out", expected, got=str(folder), remedy=REMEDY)
+        known = {part.name for part in parts}
+    unknown = sorted({file.name for file in folder.glob("[!.]*.parquet")} - known)
+    if unknown:
+        expected = f"must hold only the parts of its {MANIFEST}, of these files as they are now"
+        raise InvalidInputError("out", expected, got=str(folder / unknown[0]), remedy=REMEDY)
+    _write_manifest(folder, settings, parts, complete=False)
+
+
+def _write_manifest(folder: Path, settings: Mapping[str, Any], parts: Sequence[Part], *, complete: bool) -> None:
+    """Write the settings and the parts, and remove what processes that were killed left half-written."""
+    for leftover in folder.glob(TEMPORARY):
+        leftover.unlink(missing_ok=True)
+    listed = [{"file": part.path, "first_row": part.start, "rows": len(part), "name": part.name} for part in parts]
+    content = {"complete": complete, "rows": sum(map(len, parts)), "settings": dict(settings), "parts": listed}
+    write_whole(folder / MANIFEST, json.dumps(content, indent=1).encode())
+
+
+def _missing(folder: Path, parts: Sequence[Part]) -> list[Part]:
+    """Return the parts that are not written yet."""
+    written = {path.name for path in folder.glob("*.parquet")}
+    return [part for part in parts if part.name not in written]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part that is written, with the warnings of its prediction, class and text; or the error that prevented it."""
+
+    name: str
+    warnings: frozenset[tuple[str, str]] = frozenset()
+    error: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """A model with the columns that it takes; ``rows`` are those that it gets at once."""
+
+    model: Model
+    columns: Columns
+    rows: int = BLOCK_ROWS
+    evidence: bool = False
+
+    def to(self, device: str) -> None:
+        """Move the model to a device, where it can run on one."""
+        if hasattr(self.model, "to"):
+            self.model.to(device)
+
+    def table(self, rows: Any) -> Any:
+        """Return the predictions for the rows of a table, of pyarrow."""
+        import pyarrow
+
+        outputs = self._outputs(rows)
+        calibrator = _calibrator_of(self.model)
+        probs = np.asarray(predict_on(calibrator, outputs))
+        evidence = np.asarray(calibrator.evidence(outputs.matrix(calibrator.inputs))) if self.evidence else None
+        ids = None if self.columns.ids is None else rows.column(self.columns.ids)
+        id_column = self.columns.id_name
+        columns = prediction_columns(probs, self.model.classes_, ids=ids, id_column=id_column, evidence=evidence)
+        return pyarrow.table(columns)
+
+    def write(self, part: Part, folder: Path) -> Done:
+        """Write the predictions of a part, unless they are there; return an error of the data or the files as text."""
+        target = folder / part.name
+        if target.exists():
+            return Done(part.name)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", KcalWarning)
+            try:
+                with one_thread(), atomic_path(target) as temporary:
+                    self._write_blocks(part, temporary)
+            except (KcalError, OSError) as error:
+                return Done(part.name, error=f"{part.path}, rows {part.start:,} to {part.stop:,}: {error}")
+        return Done(part.name, frozenset((entry.category.__name__, str(entry.message)) for entry in caught))
+
+    def _write_blocks(self, part: Part, path: Path) -> None:
+        from pyarrow.parquet import ParquetWriter
+
+        writer = None
+        try:
+            for block in part.blocks(self.columns.names, self.rows):
+                scored = self.table(block)
+                writer = writer or ParquetWriter(path, scored.schema)
+                writer.write_table(scored)
+        finally:
+            if writer is not None:
+                writer.close()
+
+    def _outputs(self, rows: Any) -> ClassifierOutputs:
+        features = matrix_of(rows, self.columns.features)
+        if isinstance(self.model, CalibratedClassifier):
+            like = next(self.model.network.parameters(), torch.empty(0))
+            inputs = torch.as_tensor(features, device=like.device)
+            return self.model.outputs(inputs.to(like.dtype) if features.dtype.kind == "f" else inputs, labelled=False)
+        if self.model.inputs == "logits":
+            return ClassifierOutputs(logits=features)
+        return ClassifierOutputs(features, matrix_of(rows, self.columns.logits) if self.columns.logits else None)
 
 
 def _in_this_process(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Done]:
@@ -210,28 +344,51 @@ def _in_this_process(parts: Sequence[Part], scorer: Scorer, folder: Path, worker
 
 
 def _on_ray(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Done]:
-    """Yield what workers report of parts; a worker that dies is replaced, and its part is scored again."""
+    """Yield what tasks report of parts."""
     ray = connect(workers.address)
-    options = workers.options(ray, scorer.model, len(parts))
-    items = ray.data.from_items([json.dumps(asdict(part)) for part in parts], override_num_blocks=len(parts))
-    arguments = {"scorer": ray.put(scorer), "folder": str(folder), "on_gpu": bool(options["num_gpus"])}
-    records = items.map_batches(PartWorker, batch_size=1, fn_constructor_kwargs=arguments, **options)
-    for record in records.iter_rows():
-        content = json.loads(record["done"])
-        yield Done(**content | {"warnings": tuple(map(tuple, content["warnings"]))})
+    count, needs = workers.needs(ray, scorer.model)
+    model, on_gpu = ray.put(scorer), needs["num_gpus"] > 0
+    return run_tasks(ray, write_part, ((model, part, folder, on_gpu) for part in parts), at_once=count, **needs)
 
 
-def _scored(dataset: Any, scorer: Scorer, workers: Workers) -> Any:
-    """Return the lazy data set of predictions."""
+def write_part(scorer: Scorer, part: Part, folder: Path, on_gpu: bool) -> Done:
+    """Write the predictions of a part in a worker."""
+    if on_gpu:
+        scorer.to("cuda")
+    return scorer.write(part, folder)
+
+
+def _lazy_predictions(dataset: Any, scorer: Scorer, workers: Workers) -> Any:
+    """Return the lazy data set of predictions; one core stays free for the tasks before, which Ray must start too."""
     ray = connect(workers.address)
-    options = workers.options(ray, scorer.model)
-    arguments = {"scorer": ray.put(scorer), "on_gpu": bool(options["num_gpus"])}
+    count, needs = workers.needs(ray, scorer.model, free_cpus=1.0)
     return dataset.map_batches(
-        BatchWorker, batch_size=scorer.rows, batch_format="pyarrow", fn_constructor_kwargs=arguments, **options
+        BatchWorker,
+        batch_size=scorer.rows,
+        batch_format="pyarrow",
+        fn_constructor_args=(ray.put(scorer), needs["num_gpus"] > 0),
+        concurrency=(1, count),
+        num_cpus=needs["num_cpus"],
+        num_gpus=needs["num_gpus"] or None,
     )
 
 
-def _spooled(dataset: Any, folder: Path) -> Path:
+class BatchWorker:
+    """An actor that holds a model and returns the predictions of the rows that it is given."""
+
+    def __init__(self, scorer: Any, on_gpu: bool) -> None:
+        import ray
+
+        self.scorer: Scorer = ray.get(scorer)
+        if on_gpu:
+            self.scorer.to("cuda")
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the predictions for a table."""
+        return self.scorer.table(batch)
+
+
+def _spool(dataset: Any, folder: Path) -> Path:
     """Write the rows of a data set below the output folder, unless an earlier run has; return where."""
     spooled = folder / SPOOLED
     if not spooled.exists():
@@ -240,36 +397,3 @@ def _spooled(dataset: Any, folder: Path) -> Path:
         dataset.write_parquet(str(unfinished))
         unfinished.rename(spooled)
     return spooled
-
-
-class PartWorker:
-    """An actor that holds a model and writes the predictions of the parts that it is given."""
-
-    def __init__(self, scorer: Any, folder: str, on_gpu: bool) -> None:
-        self.scorer, self.folder = _received(scorer, on_gpu), Path(folder)
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Write parts; return what became of them."""
-        done = [self.scorer.write(Part(**json.loads(str(item))), self.folder) for item in batch["item"]]
-        return {"done": [json.dumps(asdict(entry)) for entry in done]}
-
-
-class BatchWorker:
-    """An actor that holds a model and returns the predictions of the rows that it is given."""
-
-    def __init__(self, scorer: Any, on_gpu: bool) -> None:
-        self.scorer = _received(scorer, on_gpu)
-
-    def __call__(self, batch: Any) -> Any:
-        """Return the predictions for a table."""
-        return self.scorer.table(batch)
-
-
-def _received(reference: Any, on_gpu: bool) -> Scorer:
-    """Return the scorer of a reference, on the GPU of this worker."""
-    import ray
-
-    scorer: Scorer = ray.get(reference)
-    if on_gpu:
-        scorer.to("cuda")
-    return scorer

@@ -1,11 +1,16 @@
-"""KCal whose calibration set is too large for one machine."""
+"""KCal whose calibration set is too large for one machine: a support in shards, each held by an actor of Ray.
+
+Shards are ranges of the support sorted by class. Each returns its class sums, which add up to those of all points. An
+actor that dies is started again, loads its shard as before and answers again; nothing else has to be repeated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import torch
@@ -16,17 +21,29 @@ from torch import nn
 
 from kcal.calibrators.bandwidth_choice import BandwidthChoice, check_parts
 from kcal.calibrators.kcal import check_bandwidth, check_pair
-from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share
+from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share, reference_rows
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
-from kcal.distributed.parts import InputFile, find_files, open_parquet
-from kcal.distributed.shards import Index, cut, load_rows, start_shards
-from kcal.distributed.sorted_samples import SortedSamples
-from kcal.distributed.tables import NOT_FEATURES, Columns
+from kcal.distributed.tables import NOT_FEATURES, Columns, InputFile, find_files, matrix_of, open_parquet
 from kcal.errors import InvalidInputError, KcalError
-from kcal.kernels import MAX_PREDICTED, ClassSums, PredictedLoss, get_kernel, sampled_positions
+from kcal.kernels import (
+    KERNELS,
+    MAX_PREDICTED,
+    ClassSums,
+    LeaveOut,
+    MotherKernel,
+    PredictedLoss,
+    PreparedSupport,
+    SortedSupport,
+    add_sums,
+    get_kernel,
+    sampled_positions,
+    sort_support,
+    sum_of_points,
+)
 from kcal.projection import UNTRAINED, frozen_copy, ignores_length, log_lengths, project
 from kcal.samples import MAX_FOLDS, fold_codes
+from kcal.threads import threads_for
 from kcal.validation import (
     check_choice,
     check_groups,
@@ -42,8 +59,15 @@ from kcal.validation import (
     parameter,
 )
 
+Index = NDArray[np.int64]
+Loader = Callable[[Index], Callable[[], torch.Tensor]]
+"""Maps rows to a function that loads their embeddings in an actor."""
 QUERY_ROWS = 8_192
 """Queries that are sent to the shards at once."""
+READ_ROWS = 65_536
+"""Rows of a file that an actor reads at once."""
+NEAREST = 1e-5
+"""Share of the spread of the points that is so narrow a bandwidth that only the nearest points count."""
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -141,12 +165,9 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._fit(lambda rows: partial(load_rows, paths, names, rows), first, labels, weights, groups, classes)
 
     def _fit(
-        self, loader: Any, first: torch.Tensor, labels: NDArray[Any], weight: Any, groups: Any, classes: Any
+        self, loader: Loader, first: torch.Tensor, labels: NDArray[Any], weight: Any, groups: Any, classes: Any
     ) -> Self:
-        """Start the shards and choose the bandwidth.
-
-        ``loader`` is that of :meth:`SortedSamples.content`, ``first`` are the embeddings of the first rows.
-        """
+        """Start the shards and choose the bandwidth; ``first`` are the embeddings of the first rows."""
         self._check_parameters()
         self.classes_ = collect_classes([labels], classes)
         codes = encode_labels(labels, self.classes_, "y")
@@ -166,11 +187,12 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         keeps_lengths = ignores_length(self._projection, first)
         self.n_features_in_, self._dtype = first.shape[1], first.dtype
         places = cut(samples.support.codes.numpy(), self._count())
-        contents = [samples.content(place, loader, self._projection, keeps_lengths=keeps_lengths) for place in places]
+        contents = [samples.content(place, loader, self._projection, keeps_lengths) for place in places]
         self.shard_sizes_ = tuple(len(content.codes) for content in contents)
         self.support_size_ = len(codes)
         self._support = start_shards(connect(self.address), contents, len(self.classes_), num_cpus=self.num_cpus)
         self._references = samples.references()
+        self._log_weight = torch.tensor(samples.support.log_total_weight, dtype=torch.float64)
         self._reference: tuple[torch.Tensor, torch.Tensor | None] | None = None  # densities, lengths
         self._choose_bandwidth(samples)
         return self
@@ -207,7 +229,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set at each row, (n,), as :meth:`kcal.KCal.log_evidence`."""
         rows, sums = self._class_sums(X)
-        return kind_of(X, rows).give_back(self._log_densities(sums, self._references.log_weight))
+        return kind_of(X, rows).give_back(self._log_densities(sums, self._log_weight))
 
     def evidence(self, X: Any) -> Any:
         """Return the share of calibration samples that have less evidence than each row, as :meth:`kcal.KCal.evidence`.
@@ -216,12 +238,12 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         rows, sums = self._class_sums(X)
         if self._reference is None:
-            chosen = self._references
-            points, lengths = self._support.samples(chosen.positions)
-            own = self._support.class_sums(points, [self.bandwidth_], get_kernel(self.kernel), chosen.hidden)
-            densities = self._log_densities([own], chosen.log_visible_weights)
+            positions, hidden, log_weights = self._references
+            points, lengths = self._support.samples(positions)
+            own = self._support.class_sums(points, [self.bandwidth_], get_kernel(self.kernel), hidden)
+            densities = self._log_densities([own], log_weights)
             self._reference = densities.sort().values, None if lengths is None else lengths.sort().values
-        densities, lengths = self._log_densities(sums, self._references.log_weight), log_lengths(rows.double())
+        densities, lengths = self._log_densities(sums, self._log_weight), log_lengths(rows.double())
         return kind_of(X, rows).give_back(evidence_share(densities, lengths, *self._reference))
 
     def _class_sums(self, X: Any) -> tuple[torch.Tensor, list[ClassSums]]:
@@ -272,6 +294,239 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_pair(self.bandwidth_interval, "bandwidth_interval")
         if self.bandwidth == "published" and self.folds is None:
             raise InvalidInputError("folds", 'must be given with bandwidth="published"', got="None", remedy="Pass 20.")
+
+
+class Hidden(NamedTuple):
+    """What queries that are samples must not see: the sample itself, or all of its group or fold."""
+
+    kind: str  # "sample", "group" or "fold"
+    keys: torch.Tensor  # (n_query,); of samples, their positions in the sorted support
+
+
+@dataclass(frozen=True, eq=False)
+class SortedSamples:
+    """Samples in the order of the shards."""
+
+    support: SortedSupport  # its points have no coordinates: shards hold them
+    keys: Mapping[str, torch.Tensor]  # "group" and "fold" of each sample, where there are some
+
+    @classmethod
+    def sort(cls, codes: Index, weights: Any, keys: Mapping[str, Index], n_classes: int) -> SortedSamples:
+        """Sort samples by class; their largest weight becomes 1, so that sums in single precision stay small."""
+        scaled = None if weights is None else torch.from_numpy(weights / weights.max())
+        nothing = torch.empty(len(codes), 0, dtype=torch.float64)
+        support = sort_support(nothing, torch.from_numpy(codes), n_classes, scaled)
+        return cls(support, {kind: torch.from_numpy(values)[support.order] for kind, values in keys.items()})
+
+    def content(self, place: Range, loader: Loader, projection: nn.Module, keeps_lengths: bool) -> ShardContent:
+        """Return what the actor of a range needs; a view of a tensor would be sent as the whole."""
+        part = slice(place.start, place.stop)
+        weights = None if self.support.log_weights is None else self.support.log_weights[part].clone()
+        keys = {kind: values[part].clone() for kind, values in self.keys.items()}
+        load, codes = loader(self.support.order[part].numpy()), self.support.codes[part].clone()
+        return ShardContent(load, codes, weights, keys, place, projection, keeps_lengths)
+
+    def hidden(self, kind: str, positions: torch.Tensor) -> Hidden:
+        """Return what samples must not see: themselves, their group or their fold."""
+        return Hidden(kind, positions if kind == "sample" else self.keys[kind][positions])
+
+    def references(self) -> tuple[Index, Hidden, torch.Tensor]:
+        """Return the positions of samples that a KCal would compare queries with, each given the others.
+
+        Also what each must not see, and the log weight of what it sees.
+        """
+        positions = reference_rows(self.support).sort().values
+        kind = "group" if len(torch.unique(self.keys.get("group", torch.empty(0)))) > 1 else "sample"
+        hidden = self.hidden(kind, positions)
+        rule = LeaveOut(hidden.keys, self.keys.get(kind, torch.arange(len(self.support))), grouped=kind == "group")
+        return positions.numpy(), hidden, rule.log_visible_weights(self.support)
+
+
+class Range(NamedTuple):
+    """Positions of a shard in the sorted support, and its classes."""
+
+    start: int
+    stop: int
+    first_class: int
+    stop_class: int
+
+
+def cut(codes: Index, n_shards: int) -> list[Range]:
+    """Return ranges of about equal size of ascending ``codes``."""
+    ends = np.linspace(0, len(codes), min(n_shards, len(codes)) + 1).astype(int).tolist()
+    return [Range(start, stop, int(codes[start]), int(codes[stop - 1]) + 1) for start, stop in pairwise(ends)]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardContent:
+    """What an actor needs to load its shard, as often as it is started."""
+
+    load: Callable[[], torch.Tensor]  # returns the embeddings, (n, h)
+    codes: torch.Tensor  # (n,), ascending
+    log_weights: torch.Tensor | None
+    keys: Mapping[str, torch.Tensor]  # groups and folds by kind, where there are some
+    place: Range
+    projection: nn.Module
+    keeps_lengths: bool  # whether Π ignores the lengths of embeddings, which the evidence needs then
+
+
+class Shard:
+    """An actor that holds a shard. It keeps nothing that a caller would have to repeat after a restart."""
+
+    def __init__(self, references: Sequence[Any]) -> None:
+        import ray
+
+        content: ShardContent = ray.get(references[0])
+        embeddings = content.load()
+        with threads_for(0):
+            points = project(content.projection, embeddings)
+        self.log_lengths = None
+        if content.keeps_lengths:
+            self.log_lengths = torch.cat([log_lengths(rows) for rows in torch.split(embeddings, READ_ROWS)])
+        self.place, self.keys = content.place, content.keys
+        weights = None if content.log_weights is None else content.log_weights.to(points)
+        n_classes = self.place.stop_class - self.place.first_class
+        codes = content.codes - self.place.first_class
+        self.support = SortedSupport(points, codes, weights, torch.arange(len(points)), n_classes)
+
+    def total(self) -> tuple[torch.Tensor, torch.dtype]:
+        """Return the sum of the points, (d,) in float64, and their precision."""
+        return sum_of_points(self.support.points), self.support.points.dtype
+
+    def square(self, centre: torch.Tensor) -> float:
+        """Return the mean squared distance of two points of this shard, times their number, about a common centre."""
+        return self._centred(centre).mean_square * len(self.support)
+
+    def samples(self, positions: Index) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return points by their positions in the shard, and the log lengths of embeddings if Π ignores them."""
+        chosen = torch.from_numpy(positions)
+        return self.support.points[chosen], None if self.log_lengths is None else self.log_lengths[chosen]
+
+    def class_sums(
+        self,
+        queries: torch.Tensor,
+        bandwidths: Sequence[float],
+        kernel: str,
+        centre: torch.Tensor,
+        hidden: Hidden | None,
+    ) -> ClassSums:
+        """Return the class sums of queries over this shard, of its own classes."""
+        prepared = PreparedSupport(self._centred(centre), bandwidths, KERNELS[kernel], is_part=True)
+        with threads_for(0), torch.inference_mode():
+            return prepared.class_sums(queries, leave_out=None if hidden is None else self._rule(hidden))
+
+    def _rule(self, hidden: Hidden) -> LeaveOut:
+        if hidden.kind == "sample":
+            return LeaveOut(hidden.keys - self.place.start, self.support.order, grouped=False)
+        return LeaveOut(hidden.keys, self.keys[hidden.kind], grouped=True)
+
+    def _centred(self, centre: torch.Tensor) -> SortedSupport:
+        """Return the shard about a centre; what was computed for the same centre before is kept."""
+        if self.support.given_centre is None:
+            self.support = replace(self.support, given_centre=centre)
+        return self.support
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedSupport:
+    """The actors of all shards."""
+
+    actors: Sequence[Any]
+    contents: Sequence[Any]  # references to what the actors load: they must last as long as an actor may start again
+    places: Sequence[Range]
+    n_classes: int
+
+    def __len__(self) -> int:
+        return self.places[-1].stop
+
+    @cached_property
+    def centre(self) -> torch.Tensor:
+        """Mean of all points, (d,)."""
+        totals, dtypes = zip(*self._ask("total"), strict=True)
+        return (torch.stack(totals).sum(dim=0) / len(self)).to(dtypes[0])
+
+    @cached_property
+    def mean_square(self) -> float:
+        """Mean squared distance of two points, averaged over the dimensions."""
+        return float(sum(self._ask("square", self.centre)) / len(self))
+
+    def samples(self, positions: Index) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return points by their ascending positions in the sorted support, and log lengths if Π ignores them."""
+        import ray
+
+        parts = np.split(positions, np.searchsorted(positions, [place.stop for place in self.places[:-1]]))
+        asked = zip(self.actors, parts, self.places, strict=True)
+        answers = ray.get([actor.samples.remote(part - place.start) for actor, part, place in asked])
+        points, lengths = zip(*answers, strict=True)
+        return torch.cat(points), None if lengths[0] is None else torch.cat(lengths)
+
+    def class_sums(
+        self, queries: torch.Tensor, bandwidths: Sequence[float], kernel: MotherKernel, hidden: Hidden | None = None
+    ) -> ClassSums:
+        """Return the class sums of queries over all shards; where no point is reached, the nearest count."""
+        sums = self._added(queries, bandwidths, kernel.name, hidden)
+        unreached = torch.isneginf(sums.offsets)
+        some = unreached.any(dim=0).nonzero().squeeze(1)
+        if kernel.is_compact and len(some):
+            narrow = NEAREST * self.mean_square**0.5
+            shadow = None if hidden is None else hidden._replace(keys=hidden.keys[some])
+            nearest = self._added(queries[some], [narrow], "rbf", shadow)
+            where = unreached[:, some][:, None]
+            sums.sums[:, :, some] = torch.where(where, nearest.sums, sums.sums[:, :, some])
+        return sums
+
+    def _added(
+        self, queries: torch.Tensor, bandwidths: Sequence[float], kernel: str, hidden: Hidden | None
+    ) -> ClassSums:
+        import ray
+
+        whole = []
+        parts = self._ask("class_sums", ray.put(queries), list(bandwidths), kernel, self.centre, hidden)
+        for part, place in zip(parts, self.places, strict=True):
+            sums = part.sums.new_zeros(len(bandwidths), self.n_classes, len(queries))
+            sums[:, place.first_class : place.stop_class] = part.sums
+            whole.append(ClassSums(sums, part.offsets))
+        return add_sums(whole)
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Return the answers of all actors."""
+        import ray
+
+        answers: list[Any] = ray.get([getattr(actor, method).remote(*arguments) for actor in self.actors])
+        return answers
+
+
+def start_shards(ray: Any, contents: Sequence[ShardContent], n_classes: int, *, num_cpus: float) -> ShardedSupport:
+    """Start an actor for each shard; one that dies is started again, for as long as the cluster has room."""
+    actor = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1)(Shard)
+    references = [ray.put(content) for content in contents]
+    actors = [actor.remote([reference]) for reference in references]  # Ray would log an argument that is in its store
+    return ShardedSupport(actors, references, [content.place for content in contents], n_classes)
+
+
+def load_rows(paths: Sequence[str], features: Sequence[str], rows: Index) -> torch.Tensor:
+    """Return embeddings from columns of parquet files, (n, h), in the order of ``rows``, which count over all files.
+
+    Beside them only a block of a file is held.
+    """
+    import pyarrow
+
+    order = np.argsort(rows, kind="stable")
+    ascending, start, embeddings = rows[order], 0, torch.empty(0)
+    for path in paths:
+        if start > ascending[-1]:
+            break
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(READ_ROWS, columns=list(features)):
+                first, last = np.searchsorted(ascending, [start, start + batch.num_rows])
+                if last > first:
+                    chosen = pyarrow.Table.from_batches([batch]).take(ascending[first:last] - start)
+                    values = check_matrix(matrix_of(chosen, features), path)
+                    if first == 0:
+                        embeddings = values.new_empty(len(rows), values.shape[1])
+                    embeddings[torch.from_numpy(order[first:last])] = values
+                start += batch.num_rows
+    return embeddings
 
 
 def _column(path: str, name: str) -> NDArray[Any]:

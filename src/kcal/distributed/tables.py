@@ -1,20 +1,165 @@
-"""Tables: the columns that a model takes, and those that its predictions are written in."""
+"""Parquet files: found, cut into parts, read in blocks; the columns that a model takes and those of its predictions.
+
+A part is a range of rows of one file. Its predictions are one file of the output. The blocks in which a part is scored
+begin at fixed rows of its file: the numbers of a row depend neither on the engine nor on where a run was stopped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.errors import InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.files import check_path
 
+PART_ROWS = 131_072
+"""Rows of a part; more where a row group of the file has more: hardly any row is read twice."""
+READ_BYTES = 2**18
+"""Bytes of a column that are read at once: by default pyarrow would hold whole row groups."""
 PROBABILITY_COLUMN = "p_"
-"""Precedes the name of a class, so that no class can be mistaken for another column."""
+"""Precedes the name of a class: no class can be mistaken for another column."""
 NOT_FEATURES = ("label", "group", "weight", "id")
 """Columns that are never taken as features by default."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows ``start`` to ``stop`` of a parquet file; ``digest`` is that of the file when the parts were cut."""
+
+    path: str
+    start: int
+    stop: int
+    digest: str
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def name(self) -> str:
+        """Name of the file of the predictions."""
+        return f"{Path(self.path).stem}-{self.digest}-{self.start:012d}.parquet"
+
+    def blocks(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
+        """Yield tables of ``rows`` rows, the last with those that are left; little more than one is held."""
+        with reading(self.path), open_parquet(self.path) as file:
+            self._check_unchanged()
+            first, groups = self._row_groups(file)
+            batches = file.iter_batches(rows, row_groups=groups, columns=list(columns))
+            yield from _regrouped(batches, skip=self.start - first, length=len(self), rows=rows)
+            self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
+        if file_digest(self.path) != self.digest:
+            raise FileFormatError(f"{self.path} was changed during the run. Write to another folder.")
+
+    def _row_groups(self, file: Any) -> tuple[int, list[int]]:
+        """Return the first row of the row groups that hold the part, and their numbers."""
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        stops = np.cumsum(sizes)
+        held = np.flatnonzero((stops > self.start) & (stops - sizes < self.stop))
+        return int(stops[held[0]] - sizes[held[0]]), held.tolist()
+
+
+def _regrouped(batches: Iterable[Any], *, skip: int, length: int, rows: int) -> Iterator[Any]:
+    """Yield ``length`` rows after the first ``skip``, as tables of ``rows`` rows."""
+    import pyarrow
+
+    waiting = None
+    for batch in batches:
+        offset = min(skip, len(batch))
+        skip -= offset
+        table = pyarrow.Table.from_batches([batch.slice(offset)])
+        waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
+        while 0 < min(rows, length) <= len(waiting):
+            size = min(rows, length)
+            yield waiting.slice(0, size)
+            waiting, length = waiting.slice(size), length - size
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A parquet file with what identifies its content."""
+
+    path: str
+    digest: str
+    rows: int
+    largest_row_group: int
+    columns: dict[str, str]  # types by name
+
+    @classmethod
+    def read(cls, path: Path) -> InputFile:
+        """Return the description of a file from its footer."""
+        place = os.path.realpath(path)
+        digest = file_digest(place)
+        with open_parquet(path) as file:
+            groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            columns = {field.name: str(field.type) for field in file.schema_arrow}
+        return cls(place, digest, sum(groups), max(groups, default=0), columns)
+
+    def parts(self, rows: int, block_rows: int) -> Iterator[Part]:
+        """Yield the parts of the file, which begin at multiples of ``block_rows``."""
+        step = -(-max(rows, self.largest_row_group) // block_rows) * block_rows
+        for start in range(0, self.rows, step):
+            yield Part(self.path, start, min(start + step, self.rows), self.digest)
+
+
+def file_digest(path: str) -> str:
+    """Return a short hash of the path, the size and the time of the last change of a file."""
+    stored = Path(path).stat()
+    return hashlib.sha256(f"{path}\0{stored.st_size}\0{stored.st_mtime_ns}".encode()).hexdigest()[:10]
+
+
+def open_parquet(path: str | Path) -> Any:
+    """Open a parquet file; raise if it cannot be read as one."""
+    import pyarrow.parquet
+
+    with reading(path):
+        return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES)
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Raise one clear error if a file, or a part of it, cannot be read as parquet."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise FileFormatError(f"{path} cannot be read as parquet: {reason}.") from error
+
+
+def find_files(paths: Any) -> list[Path]:
+    """Return the files that paths, folders and patterns such as ``data/*.parquet`` name, each once, by name.
+
+    A folder stands for its parquet files.
+    """
+    files: dict[str, Path] = {}
+    for entry in paths if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]:
+        path = check_path(entry, "data")
+        matches = [path]
+        if path.is_dir():
+            matches = sorted(path.glob("*.parquet"))
+        elif not path.exists() and has_magic(str(path)):
+            matches = [Path(name) for name in sorted(glob(str(path), recursive=True))]  # noqa: PTH207 (may be absolute)
+        matches = [match for match in matches if not match.name.startswith(("_", "."))]
+        if not matches or not all(match.is_file() for match in matches):
+            expected = "must be parquet files, a folder of them or a pattern that some match"
+            remedy = "A folder of kcal.extract must hold its outputs.json." if path.is_dir() else ""
+            raise InvalidInputError("data", expected, got=repr(str(entry)), remedy=remedy)
+        files |= {os.path.realpath(match): match for match in matches}
+    if not files:
+        raise InvalidInputError("data", "must name at least one file", got="none")
+    return list(files.values())
 
 
 @dataclass(frozen=True)
@@ -59,38 +204,31 @@ def matrix_of(table: Any, names: Sequence[str]) -> NDArray[Any]:
     """
     from pyarrow import types
 
-    kinds = [table.schema.field(name).type for name in names]
-    if len(names) == 1 and not types.is_primitive(kinds[0]):
-        return _nested(table.column(names[0]), names[0])
-    for name, kind in zip(names, kinds, strict=True):
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
-            raise InvalidInputError(f"column {name!r}", "must be numbers to be a feature", got=str(kind))
+    if len(names) == 1 and not types.is_primitive(table.schema.field(names[0]).type):
+        return _nested(table.column(names[0]).combine_chunks(), names[0])
     columns = [table.column(name).to_numpy() for name in names]
+    for name, column in zip(names, columns, strict=True):
+        _check_numbers(column, name)
     is_narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
     return np.stack(columns, axis=1).astype(np.float32 if is_narrow else np.float64)
 
 
 def _nested(values: Any, name: str) -> NDArray[Any]:
     """Return a column of lists or tensors of one shape as an array, (n, …)."""
-    from pyarrow import compute, types
+    if hasattr(values, "to_numpy_ndarray"):  # tensors of pyarrow
+        return _check_numbers(values.to_numpy_ndarray(), name)
+    try:
+        array = np.stack(list(values.to_numpy(zero_copy_only=False)))
+    except ValueError as error:
+        expected = "must have lists of one length in all rows"
+        raise InvalidInputError(f"column {name!r}", expected, got=str(error)) from error
+    return _check_numbers(array, name)
 
-    chunks = []
-    for chunk in values.chunks:
-        if types.is_list(chunk.type) or types.is_large_list(chunk.type) or types.is_fixed_size_list(chunk.type):
-            lengths = compute.min_max(compute.list_value_length(chunk)).as_py()
-            if lengths["min"] != lengths["max"] or chunk.null_count:
-                got = f"{lengths['min']} to {lengths['max']} numbers"
-                got = f"{chunk.null_count:,} rows without a list" if chunk.null_count else got
-                raise InvalidInputError(f"column {name!r}", "must have lists of one length in all rows", got=got)
-            chunks.append(chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1))
-        elif hasattr(chunk, "to_numpy_ndarray"):  # tensors of pyarrow
-            chunks.append(chunk.to_numpy_ndarray())
-        else:  # tensors of Ray
-            chunks.append(np.stack(list(chunk.to_numpy(zero_copy_only=False))))
-    array = np.concatenate(chunks)
+
+def _check_numbers(array: NDArray[Any], name: str) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         expected = "must be numbers, lists of them or tensors to be a feature"
-        raise InvalidInputError(f"column {name!r}", expected, got=str(values.type))
+        raise InvalidInputError(f"column {name!r}", expected, got=str(array.dtype))
     return array
 
 

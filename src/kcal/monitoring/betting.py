@@ -1,19 +1,25 @@
 """Betting against calibration: a wealth that can only grow by chance while the probabilities are calibrated.
 
 A payoff g has mean 0 given the prediction and the past, and lies between low ≤ 0 and high ≥ 0, which the prediction
-determines. A gambler who stakes λ of his wealth, known before the label, has 1 + λ·g times as much afterwards. The
-wealth is spread over several stakes, and a part is kept and handed out as time goes on, so that a change is noticed
-after a long calm time too. All of it together is a martingale that starts from 1: it ever reaches 1/α with probability
-α at most (Ville's inequality).
+determines. A gambler who stakes λ of the wealth, known before the label, has 1 + λ·g times as much afterwards. The
+wealth is spread over several stakes, and a part is kept and handed out over time: a change is noticed after a long calm
+time too. All of it together is a martingale that starts from 1: it ever reaches 1/α with probability α at most
+(Ville's inequality).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from kcal.errors import FileFormatError
+from kcal.validation import shown
 
 Floats = NDArray[np.float64]
 
@@ -23,9 +29,70 @@ STAKES: Floats = np.concatenate([-_MAGNITUDES[::-1], _MAGNITUDES])
 LIMIT = 0.5
 """Share of the wealth that a single row can cost, at most."""
 BLOCK_ROWS = 256
-"""Rows of a block: a stake loses no more than LIMIT per row, so that exp(−growth) is at most 2²⁵⁶."""
+"""Rows of a block: a stake loses no more than LIMIT per row, therefore exp(−growth) is at most 2²⁵⁶."""
 KEPT, PATIENCE, DECAY = 0.5, 100.0, 0.5
 """The wealth kept after t rows is KEPT·(1 + t/PATIENCE)^(−DECAY); the rest has been handed out in equal parts."""
+N_OVERALL = 2
+"""Payoffs of all classes together: Brier loss and confidence."""
+
+
+@dataclass(frozen=True, eq=False)
+class Payoffs:
+    """Payoffs of rows in several games and their bounds given the predictions, each (n_rows, n_games).
+
+    ``reach``, (n_games,), is the largest mean of a payoff if every probability is off by 1 at most.
+    """
+
+    values: Floats
+    lows: Floats
+    highs: Floats
+    reach: Floats
+
+    def rows(self, chosen: Any) -> Payoffs:
+        """Return the payoffs of some rows."""
+        return replace(self, values=self.values[chosen], lows=self.lows[chosen], highs=self.highs[chosen])
+
+    def beside(self, other: Payoffs) -> Payoffs:
+        """Return the games of both."""
+        pairs = ((getattr(self, entry.name), getattr(other, entry.name)) for entry in fields(self))
+        return Payoffs(*(np.concatenate(pair, axis=-1) for pair in pairs))
+
+
+def overall_payoffs(probs: Floats, labels: NDArray[np.intp]) -> Payoffs:
+    """Return the payoffs of all classes together.
+
+    The Brier loss minus its expectation, Σ_k (p_k − 1[y = k])² − (1 − Σ_k p_k²) = 2·(Σ_k p_k² − p_y), between
+    2·(Σ p² − max p) and 2·(Σ p² − min p); and max p − 1[y is the predicted class], between max p − 1 and max p.
+    """
+    top, squares = probs.max(axis=1), (probs**2).sum(axis=1)
+    correct = probs.argmax(axis=1) == labels
+    values = np.column_stack([2.0 * (squares - probs[np.arange(len(labels)), labels]), top - correct])
+    lows = np.column_stack([2.0 * (squares - top), top - 1.0])
+    highs = np.column_stack([2.0 * (squares - probs.min(axis=1)), top])
+    return Payoffs(values, np.minimum(lows, 0.0), np.maximum(highs, 0.0), np.array([2.0, 1.0]))
+
+
+def class_payoffs(probs: Floats, labels: NDArray[np.intp]) -> Payoffs:
+    """Return the payoffs of each class against the rest, (n_rows, 2·n_classes).
+
+    First p_k − 1[y = k], which sees a class that is predicted too often or too rarely; then the Brier loss of the class
+    minus its expectation, (1[y = k] − p_k)·(1 − 2·p_k), which sees over- and underconfident predictions.
+    """
+    own = np.eye(probs.shape[1])[labels]
+    tilt = 1.0 - 2.0 * probs
+    if_own, if_other = (1.0 - probs) * tilt, -probs * tilt
+    return Payoffs(
+        np.concatenate([probs - own, (own - probs) * tilt], axis=1),
+        np.concatenate([probs - 1.0, np.minimum(if_own, if_other)], axis=1),
+        np.concatenate([probs, np.maximum(if_own, if_other)], axis=1),
+        np.ones(2 * probs.shape[1]),
+    )
+
+
+def normalised(probs: NDArray[np.floating]) -> Floats:
+    """Return rows that sum to 1 in double precision: payoffs have mean 0 only then."""
+    wide = probs.astype(np.float64)
+    return np.asarray(wide / wide.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,34 +114,30 @@ class Wealth:
     @property
     def log_totals(self) -> Floats:
         """Logarithm of the wealth of each game, (n_games,)."""
-        return np.logaddexp(_log_sum(self.log_stakes), np.log(kept_after(self.counts)))
+        return _log_totals(self.log_stakes, self.counts)
 
-    def play(
-        self, payoffs: Floats, lows: Floats, highs: Floats, tolerances: Floats | float = 0.0
-    ) -> tuple[Self, Floats]:
+    def play(self, payoffs: Payoffs, tolerance: float = 0.0) -> tuple[Self, Floats]:
         """Return the wealth after some rows, and its logarithm after each of them, (n_rows, n_games).
 
-        Payoffs and their bounds are (n_rows, n_games). A mean of the payoffs up to ``tolerances``, (n_games,), in
-        either direction makes no one rich: every stake pays it as a fee.
+        While every probability is off by ``tolerance`` at most, no game has a positive expectation: every stake pays
+        the largest mean of its payoff as a fee.
         """
-        fees = np.broadcast_to(tolerances, payoffs.shape[1:])
         wealth, paths = self, []
-        for start in range(0, len(payoffs), BLOCK_ROWS):
-            rows = slice(start, start + BLOCK_ROWS)
-            wealth, path = wealth._play_block(payoffs[rows], lows[rows], highs[rows], fees)
+        for start in range(0, len(payoffs.values), BLOCK_ROWS):
+            block = payoffs.rows(slice(start, start + BLOCK_ROWS))
+            wealth, path = wealth._play_block(block, tolerance * payoffs.reach)
             paths.append(path)
         return wealth, np.concatenate(paths)
 
-    def _play_block(self, payoffs: Floats, lows: Floats, highs: Floats, fees: Floats) -> tuple[Self, Floats]:
-        stakes = limited_stakes(lows - fees, highs + fees)  # (n_rows, n_games, n_stakes)
-        growth = np.cumsum(np.log1p(stakes * payoffs[..., None] - np.abs(stakes) * fees[:, None]), axis=0)
-        counts = self.counts + np.arange(1, len(payoffs) + 1)[:, None]  # (n_rows, n_games)
+    def _play_block(self, payoffs: Payoffs, fees: Floats) -> tuple[Self, Floats]:
+        stakes = limited_stakes(payoffs.lows - fees, payoffs.highs + fees)  # (n_rows, n_games, n_stakes)
+        growth = np.cumsum(np.log1p(stakes * payoffs.values[..., None] - np.abs(stakes) * fees[:, None]), axis=0)
+        counts = self.counts + np.arange(1, len(growth) + 1)[:, None]  # (n_rows, n_games)
         handed_out = (kept_after(counts - 1) - kept_after(counts)) / len(STAKES)
         # What is handed out after row s grows by the rows after it: by growth(t) − growth(s) until row t.
         grown = np.log(np.cumsum(handed_out[..., None] * np.exp(-growth), axis=0)) + growth
         log_stakes = np.logaddexp(self.log_stakes + growth, grown)
-        path = np.logaddexp(_log_sum(log_stakes), np.log(kept_after(counts)))
-        return replace(self, counts=counts[-1], log_stakes=log_stakes[-1]), path
+        return replace(self, counts=counts[-1], log_stakes=log_stakes[-1]), _log_totals(log_stakes, counts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the games in a form that JSON can represent."""
@@ -89,20 +152,11 @@ class Wealth:
             raise ValueError("stakes must be finite and counts not negative")
         return cls(counts, log_stakes)
 
-    def join(self, other: Wealth) -> Self:
-        """Return the games of both."""
-        parts = ("counts", "log_stakes")
-        return replace(self, **{name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in parts})
 
-    def select(self, games: NDArray[Any]) -> Self:
-        """Return some of the games."""
-        return replace(self, counts=self.counts[games], log_stakes=self.log_stakes[games])
-
-    def replaced(self, games: NDArray[Any], other: Wealth) -> Self:
-        """Return all games, some of them as they are in ``other``."""
-        counts, log_stakes = self.counts.copy(), self.log_stakes.copy()
-        counts[games], log_stakes[games] = other.counts, other.log_stakes
-        return replace(self, counts=counts, log_stakes=log_stakes)
+def first_crossing(path: Floats, alpha: float) -> int | None:
+    """Return the number of rows after which a log wealth first reached −log α; None if it did not."""
+    crossed = path >= -np.log(alpha)
+    return int(crossed.argmax()) + 1 if crossed.any() else None
 
 
 def kept_after(counts: NDArray[np.int64]) -> Floats:
@@ -117,7 +171,17 @@ def limited_stakes(lows: Floats, highs: Floats) -> Floats:
     return np.clip(STAKES, smallest[..., None], largest[..., None])
 
 
-def _log_sum(logs: Floats) -> Floats:
-    """Return log Σ exp over the last axis."""
-    highest = logs.max(axis=-1, initial=-np.inf, keepdims=True)
-    return np.asarray(np.log(np.exp(logs - highest).sum(axis=-1)) + highest[..., 0])
+def _log_totals(log_stakes: Floats, counts: NDArray[np.int64]) -> Floats:
+    return np.logaddexp(logsumexp(log_stakes, axis=-1), np.log(kept_after(counts)))
+
+
+@contextmanager
+def reading_state(state: Any, expected_format: int) -> Iterator[None]:
+    """Turn errors of reading the stored state of a monitor into a FileFormatError."""
+    if not isinstance(state, dict) or state.get("format") != expected_format:
+        expected = f"a dictionary of format {expected_format}, as to_dict returns"
+        raise FileFormatError(f"the state of a monitor must be {expected}; got {shown(state)}.")
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise FileFormatError(f"this is not the state of a monitor, or it is damaged ({error}).") from error

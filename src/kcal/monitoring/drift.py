@@ -10,9 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kcal.errors import FileFormatError, InvalidInputError
-from kcal.monitoring.betting import Floats, Wealth
-from kcal.monitoring.reports import reading_state
+from kcal.errors import InvalidInputError
+from kcal.monitoring.betting import Floats, Payoffs, Wealth, first_crossing, reading_state
 from kcal.validation import check_number, check_seed, refuse_where, to_numbers
 
 TAIL = 0.05
@@ -92,11 +91,11 @@ class DriftMonitor:
         """Bet on some more rows, in their order, by their scores, (n,); return the state after them."""
         ranks = np.array([self._rank(score) for score in _check_scores(scores, "scores").tolist()])
         before = self.n_samples
-        self._wealth, games = self._wealth.play(*_uniformity_payoffs(ranks))
+        self._wealth, games = self._wealth.play(_uniformity_payoffs(ranks))
         path = np.logaddexp.reduce(games, axis=1) - np.log(games.shape[1])
-        crossed = path >= -np.log(self.alpha)
-        if self._alarm_at is None and crossed.any():
-            self._alarm_at = before + int(crossed.argmax()) + 1
+        row = first_crossing(path, self.alpha)
+        if self._alarm_at is None and row is not None:
+            self._alarm_at = before + row
         return DriftReport(self.n_samples, self.alpha, float(path[-1]), self._alarm_at, path, ranks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -120,7 +119,7 @@ class DriftMonitor:
             monitor._generator.bit_generator.state = state["generator"]
             counts = set(monitor._wealth.counts.tolist())
             if len(counts) > 1 or not (monitor._alarm_at is None or 1 <= monitor._alarm_at <= max(counts)):
-                raise FileFormatError("the state of a monitor is damaged: its counts contradict each other.")
+                raise ValueError("its counts contradict each other")
         return monitor
 
     def _rank(self, score: float) -> float:
@@ -131,11 +130,12 @@ class DriftMonitor:
         return rank
 
 
-def _uniformity_payoffs(ranks: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return payoffs of mean 0 for uniform ranks and their bounds, each (n, 3)."""
+def _uniformity_payoffs(ranks: Floats) -> Payoffs:
+    """Return payoffs of mean 0 for uniform ranks, (n, 3): low ranks, the lowest 5 %, the extremes."""
     values = np.column_stack([0.5 - ranks, (ranks < TAIL) - TAIL, (ranks - 0.5) ** 2 - 1 / 12])
     lows, highs = np.array([-0.5, -TAIL, -1 / 12]), np.array([0.5, 1 - TAIL, 1 / 6])
-    return values, np.broadcast_to(lows, values.shape), np.broadcast_to(highs, values.shape)
+    bounds = np.broadcast_to(lows, values.shape), np.broadcast_to(highs, values.shape)
+    return Payoffs(values, *bounds, reach=np.zeros(N_GAMES))
 
 
 def _check_scores(scores: ArrayLike, name: str) -> Floats:

@@ -2,29 +2,156 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from math import exp, log
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.errors import FileFormatError, InvalidInputError
-from kcal.monitoring.betting import STAKES, Floats, Wealth
-from kcal.monitoring.payoffs import N_OVERALL, Payoffs, class_payoffs, normalised, overall_payoffs
-from kcal.monitoring.reports import MonitorReport, Part, reading_state
-from kcal.validation import (
-    check_groups,
-    check_labels,
-    check_number,
-    check_probs,
-    collect_classes,
-    encode_labels,
+from kcal.errors import InvalidInputError
+from kcal.monitoring.betting import (
+    N_OVERALL,
+    STAKES,
+    Floats,
+    Payoffs,
+    Wealth,
+    class_payoffs,
+    first_crossing,
+    normalised,
+    overall_payoffs,
+    reading_state,
 )
+from kcal.validation import check_groups, check_labels, check_number, check_probs, collect_classes, encode_labels
 
 BLOCK_NUMBERS = 2**18
 """Numbers of a block of rows, at most, in all games and stakes."""
 OVERALL_SHARE, CLASS_SHARE, GROUP_SHARE = 0.5, 0.25, 0.25
 """Shares of the initial wealth; those of classes are equal, that of the j-th group is GROUP_SHARE/(j·(j + 1))."""
 FORMAT = 1
+MAX_SHOWN = 10
+MAX_EXPONENT = 700.0
+LINE = "{:<24}  {:>9}  {:>9}  {:>9}  {:>9}  {}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class, a group, or all predictions together.
+
+    Attributes
+    ----------
+    predicted, observed : float
+        Mean probability and frequency of the class; for a group and for all, mean confidence and accuracy.
+    log_wealth : float
+        Logarithm of its part of the wealth, weighted: it is named when this reaches −log α.
+    alarm_at : int or None
+        Rows of the monitor after which that happened first.
+    """
+
+    name: Any
+    n_samples: int
+    predicted: float
+    observed: float
+    log_wealth: float
+    alarm_at: int | None
+
+    @property
+    def alarm(self) -> bool:
+        """Whether it has been named."""
+        return self.alarm_at is not None
+
+
+@dataclass(frozen=True, eq=False)
+class MonitorReport:
+    """What a monitor has found so far.
+
+    Attributes
+    ----------
+    overall : Part
+        All predictions; its wealth is the sum of all parts.
+    classes, groups : tuple of Part
+        Each class against the rest, and each group.
+    alpha : float
+        Probability of a false alarm, at most.
+    path : array, (n,)
+        Logarithm of the wealth after each row of the last update.
+    """
+
+    overall: Part
+    classes: tuple[Part, ...]
+    groups: tuple[Part, ...]
+    alpha: float
+    path: NDArray[np.float64] = field(repr=False)
+
+    @property
+    def alarm(self) -> bool:
+        """Whether the probabilities were found not to be calibrated."""
+        return self.overall.alarm
+
+    @property
+    def alarm_at(self) -> int | None:
+        """Rows after which the alarm was raised."""
+        return self.overall.alarm_at
+
+    @property
+    def n_samples(self) -> int:
+        """Rows seen."""
+        return self.overall.n_samples
+
+    @property
+    def wealth(self) -> float:
+        """The wealth of the gambler, who started with 1; the alarm is raised at 1/α."""
+        return exp(min(self.overall.log_wealth, MAX_EXPONENT))
+
+    @property
+    def alarmed_classes(self) -> tuple[Any, ...]:
+        """Classes that were named."""
+        return tuple(part.name for part in self.classes if part.alarm)
+
+    @property
+    def alarmed_groups(self) -> tuple[Any, ...]:
+        """Groups that were named."""
+        return tuple(part.name for part in self.groups if part.alarm)
+
+    def __str__(self) -> str:
+        found = f"ALARM after {self.alarm_at:,} samples" if self.alarm_at is not None else "no alarm"
+        lines = [f"{self.n_samples:,} samples: {found} (wealth {self.wealth:.3g}, alarm at {1 / self.alpha:g})"]
+        lines.append(LINE.format("", "samples", "predicted", "observed", "wealth", "").rstrip())
+        lines.append(_line("all: confidence", self.overall))
+        for kind, parts in (("class", self.classes), ("group", self.groups)):
+            ordered = sorted(parts, key=lambda part: -part.log_wealth)
+            lines += [_line(f"{kind} {part.name}", part) for part in ordered[:MAX_SHOWN]]
+            if len(parts) > MAX_SHOWN:
+                lines.append(f"… and {len(parts) - MAX_SHOWN} more")
+        return "\n".join(lines)
+
+
+def _line(name: str, part: Part) -> str:
+    wealth = exp(min(part.log_wealth, MAX_EXPONENT)) if part.log_wealth > log(1e-3) else 0.0
+    alarm = f"alarm after {part.alarm_at:,}" if part.alarm_at is not None else ""
+    means = f"{part.predicted:.4f}", f"{part.observed:.4f}"
+    return LINE.format(name, f"{part.n_samples:,}", *means, f"{wealth:.3g}", alarm).rstrip()
+
+
+@dataclass(eq=False)
+class _Group:
+    """The games of a group, the share of the initial wealth that each got, and sums: rows, predicted, observed."""
+
+    number: int
+    wealth: Wealth = field(default_factory=lambda: Wealth.start(N_OVERALL))
+    sums: Floats = field(default_factory=lambda: np.zeros(3))
+    log_wealth: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._log_share = log(GROUP_SHARE / ((self.number + 1) * (self.number + 2) * N_OVERALL))
+        self.log_wealth = float(np.logaddexp.reduce(self.wealth.log_totals)) + self._log_share
+
+    def play(self, payoffs: Payoffs, tolerance: float) -> Floats:
+        """Play some rows; return the logarithm of the group's part of the wealth after each, (n_rows,)."""
+        self.wealth, games = self.wealth.play(payoffs, tolerance)
+        path = np.logaddexp.reduce(games, axis=1) + self._log_share
+        self.log_wealth = float(path[-1])
+        return np.asarray(path)
 
 
 class CalibrationMonitor:
@@ -70,10 +197,8 @@ class CalibrationMonitor:
         if n_classes < 2:
             raise InvalidInputError("classes", "must be at least two", got=str(n_classes))
         self._wealth = Wealth.start(N_OVERALL + 2 * n_classes)
-        self._groups: list[Any] = []
-        self._group_wealth = Wealth.start(0)
         self._sums = np.zeros((1 + n_classes, 3))  # rows, predicted, observed: of all classes together, of each class
-        self._group_sums = np.zeros((0, 3))
+        self._groups: dict[Any, _Group] = {}
         self._alarms: dict[tuple[str, int], int] = {}  # rows at which a part reached 1/α
 
     @property
@@ -100,49 +225,38 @@ class CalibrationMonitor:
             raise InvalidInputError("probs", f"must have one column per class ({n_classes})", got=f"{checked.shape[1]}")
         known = check_labels(labels, len(checked), "labels")
         wide, codes = normalised(checked), encode_labels(known, self.classes).astype(np.intp)
-        numbers = self._group_numbers(groups, len(wide))
+        names = self._group_names(groups, len(wide))
         rows = max(1, BLOCK_NUMBERS // (len(self._wealth.counts) * len(STAKES)))
         blocks = [slice(start, start + rows) for start in range(0, len(wide), rows)]
-        paths = [self._play(wide[b], codes[b], None if numbers is None else numbers[b]) for b in blocks]
-        return self._report(np.concatenate(paths))
+        return self._report(np.concatenate([self._play(wide[block], codes[block], names[block]) for block in blocks]))
 
     def report(self) -> MonitorReport:
         """Return the present state."""
         return self._report(np.empty(0))
 
-    def _group_numbers(self, groups: ArrayLike | None, n_rows: int) -> NDArray[np.int64] | None:
-        """Return the number of the group of each row, in the order in which groups first appeared."""
+    def _group_names(self, groups: ArrayLike | None, n_rows: int) -> list[Any]:
+        """Return the name of the group of each row, empty without groups; new groups begin to be watched."""
         if groups is None:
-            return None
-        codes = check_groups(groups, n_rows)
-        names = np.asarray(groups).tolist()
-        _, firsts = np.unique(codes, return_index=True)
-        places = {name: number for number, name in enumerate(self._groups)}
-        for row in np.sort(firsts):
-            places.setdefault(names[row], len(places))
-        self._groups = list(places)
-        n_new = len(places) - len(self._group_sums)
-        self._group_wealth = self._group_wealth.join(Wealth.start(N_OVERALL * n_new))
-        self._group_sums = np.concatenate([self._group_sums, np.zeros((n_new, 3))])
-        return np.array([places[names[row]] for row in firsts])[codes]
+            return []
+        check_groups(groups, n_rows)
+        names: list[Any] = np.asarray(groups).tolist()
+        for name in dict.fromkeys(names):
+            if name not in self._groups:
+                self._groups[name] = _Group(len(self._groups))
+        return names
 
-    def _play(self, probs: Floats, labels: NDArray[np.intp], groups: NDArray[np.int64] | None) -> Floats:
+    def _play(self, probs: Floats, labels: NDArray[np.intp], names: list[Any]) -> Floats:
         """Play a block of rows; return the logarithm of the whole wealth after each, (n_rows,)."""
-        before = self.n_samples
-        every = overall_payoffs(probs, labels)
-        self._wealth, path = every.beside(class_payoffs(probs, labels)).play(self._wealth, self.tolerance)
+        before, every = self.n_samples, overall_payoffs(probs, labels)
+        self._wealth, path = self._wealth.play(every.beside(class_payoffs(probs, labels)), self.tolerance)
         parts = self._log_parts(path)  # (n_rows, 1 + n_classes)
-        own = np.eye(probs.shape[1])[labels]
-        confident = np.array([probs.max(axis=1).sum(), (probs.argmax(axis=1) == labels).sum()])
-        self._sums += np.column_stack(
-            [
-                np.full(len(self._sums), len(probs)),
-                np.append(confident[0], probs.sum(axis=0)),
-                np.append(confident[1], own.sum(axis=0)),
-            ]
-        )
-        group_parts = self._play_groups(probs, labels, groups, every, before)
-        whole = np.logaddexp.reduce(np.column_stack([parts, group_parts]), axis=1)
+        events = np.column_stack([probs.argmax(axis=1) == labels, np.eye(probs.shape[1])[labels]])
+        predicted = np.column_stack([probs.max(axis=1), probs])
+        counts = np.full(len(self._sums), len(probs))
+        self._sums += np.column_stack([counts, predicted.sum(axis=0), events.sum(axis=0)])
+        rows = np.column_stack([np.ones(len(probs)), predicted[:, 0], events[:, 0]])
+        of_groups = self._play_groups(every, rows, names, before)
+        whole = np.logaddexp.reduce(np.column_stack([parts, of_groups]), axis=1)
         self._note("overall", 0, whole, before)
         for place in range(len(self.classes)):
             self._note("class", place, parts[:, 1 + place], before)
@@ -155,68 +269,66 @@ class CalibrationMonitor:
         classes = np.logaddexp(path[:, N_OVERALL : N_OVERALL + n_classes], path[:, N_OVERALL + n_classes :])
         return np.column_stack([overall, classes + np.log(CLASS_SHARE / (2 * n_classes))])
 
-    def _play_groups(
-        self,
-        probs: Floats,
-        labels: NDArray[np.intp],
-        groups: NDArray[np.int64] | None,
-        payoffs: Payoffs,
-        before: int,
-    ) -> Floats:
-        """Play the games of the groups; return the logarithm of their part of the wealth after each row, (n_rows,)."""
-        starts = _group_parts(self._group_wealth.log_totals)
-        unseen = np.log(GROUP_SHARE / (1 + len(starts)))  # the share of groups that have not appeared: Σ 1/(j·(j + 1))
-        if groups is None:
-            return np.full(len(probs), np.logaddexp.reduce(np.append(starts, unseen)))
-        paths = np.tile(starts, (len(probs), 1))
-        for number in np.unique(groups):
-            rows = np.flatnonzero(groups == number)
-            games = np.arange(N_OVERALL * number, N_OVERALL * (number + 1))
-            played, path = payoffs.rows(rows).play(self._group_wealth.select(games), self.tolerance)
-            self._group_wealth = self._group_wealth.replaced(games, played)
-            own = np.logaddexp.reduce(path, axis=1) + _log_group_share(number) - np.log(N_OVERALL)
-            last = np.searchsorted(rows, np.arange(len(probs)), side="right")  # rows of the group up to each row
-            paths[:, number] = np.append(starts[number], own)[last]
-            self._note("group", int(number), paths[:, number], before)
-            correct = probs[rows].argmax(axis=1) == labels[rows]
-            self._group_sums[number] += len(rows), probs[rows].max(axis=1).sum(), correct.sum()
-        return np.asarray(np.logaddexp.reduce(np.column_stack([paths, np.full(len(probs), unseen)]), axis=1))
+    def _play_groups(self, payoffs: Payoffs, sums: Floats, names: list[Any], before: int) -> Floats:
+        """Play the games of groups; return the logarithm of their parts after each row, (n_rows, n_groups + 1)."""
+        rows_of: dict[Any, list[int]] = {}
+        for row, name in enumerate(names):
+            rows_of.setdefault(name, []).append(row)
+        log_parts = np.tile(self._log_group_parts(), (len(sums), 1))
+        for name, rows in rows_of.items():
+            group = self._groups[name]
+            path = np.append(group.log_wealth, group.play(payoffs.rows(rows), self.tolerance))
+            last = np.searchsorted(rows, np.arange(len(sums)), side="right")  # rows of the group up to each row
+            log_parts[:, group.number] = path[last]
+            self._note("group", group.number, path[last], before)
+            group.sums += sums[rows].sum(axis=0)
+        return log_parts
+
+    def _log_group_parts(self) -> Floats:
+        """Return the logarithms of the parts of the wealth of each group and of those that have not appeared."""
+        unseen = log(GROUP_SHARE / (1 + len(self._groups)))  # Σ 1/(j·(j + 1)) over their numbers j
+        return np.array([*(group.log_wealth for group in self._groups.values()), unseen])
 
     def _note(self, kind: str, place: int, path: Floats, before: int) -> None:
         """Note the first row at which a part of the wealth reached 1/α."""
-        crossed = path >= -np.log(self.alpha)
-        if (kind, place) not in self._alarms and crossed.any():
-            self._alarms[kind, place] = before + int(crossed.argmax()) + 1
+        row = first_crossing(path, self.alpha)
+        if row is not None:
+            self._alarms.setdefault((kind, place), before + row)
 
     def _report(self, path: Floats) -> MonitorReport:
         parts = self._log_parts(self._wealth.log_totals[None])[0]
-        group_parts = _group_parts(self._group_wealth.log_totals)
-        unseen = np.log(GROUP_SHARE / (1 + len(group_parts)))
-        whole = np.logaddexp.reduce([*parts, *group_parts, unseen])
-        lines = {"class": (self.classes.tolist(), parts[1:], self._sums[1:])}
-        lines["group"] = (self._groups, group_parts, self._group_sums)
-        listed = {
-            kind: tuple(
-                Part(name, *_means(sums), float(part), self._alarms.get((kind, place)))
-                for place, (name, part, sums) in enumerate(zip(*columns, strict=True))
-            )
-            for kind, columns in lines.items()
-        }
-        overall = Part("all", *_means(self._sums[0]), float(whole), self._alarms.get(("overall", 0)))
-        return MonitorReport(overall, listed["class"], listed["group"], self.alpha, path)
+        whole = np.logaddexp.reduce([*parts, *self._log_group_parts()])
+        overall = self._part("overall", 0, "all", self._sums[0], whole)
+        lines = enumerate(zip(self.classes.tolist(), self._sums[1:], parts[1:], strict=True))
+        classes = tuple(self._part("class", place, *line) for place, line in lines)
+        groups = tuple(
+            self._part("group", group.number, name, group.sums, group.log_wealth)
+            for name, group in self._groups.items()
+        )
+        return MonitorReport(overall, classes, groups, self.alpha, path)
+
+    def _part(self, kind: str, place: int, name: Any, sums: Floats, log_wealth: float) -> Part:
+        n_samples, predicted, observed = sums.tolist()
+        count = max(n_samples, 1.0)
+        alarm_at = self._alarms.get((kind, place))
+        return Part(name, int(n_samples), predicted / count, observed / count, float(log_wealth), alarm_at)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state in a form that JSON can represent; classes and groups must be text or numbers."""
+        games = [group.wealth for group in self._groups.values()]
+        counts, log_stakes = (
+            [game for wealth in games for game in getattr(wealth, name).tolist()] for name in ("counts", "log_stakes")
+        )
         return {
             "format": FORMAT,
             "alpha": self.alpha,
             "tolerance": self.tolerance,
             "classes": self.classes.tolist(),
-            "groups": self._groups,
+            "groups": list(self._groups),
             "sums": self._sums.tolist(),
-            "group_sums": self._group_sums.tolist(),
+            "group_sums": [group.sums.tolist() for group in self._groups.values()],
             "wealth": self._wealth.to_dict(),
-            "group_wealth": self._group_wealth.to_dict(),
+            "group_wealth": {"counts": counts, "log_stakes": log_stakes},
             "alarms": [[*key, row] for key, row in self._alarms.items()],
         }
 
@@ -226,32 +338,16 @@ class CalibrationMonitor:
         with reading_state(state, FORMAT):
             monitor = cls(state["classes"], alpha=state["alpha"], tolerance=state["tolerance"])
             n_classes, n_groups = len(monitor.classes), len(state["groups"])
-            monitor._groups = list(state["groups"])
             monitor._sums = np.array(state["sums"], dtype=np.float64).reshape(1 + n_classes, 3)
-            monitor._group_sums = np.array(state["group_sums"], dtype=np.float64).reshape(n_groups, 3)
             monitor._wealth = Wealth.from_dict(state["wealth"], N_OVERALL + 2 * n_classes)
-            monitor._group_wealth = Wealth.from_dict(state["group_wealth"], N_OVERALL * n_groups)
+            group_sums = np.array(state["group_sums"], dtype=np.float64).reshape(n_groups, 3)
+            games = Wealth.from_dict(state["group_wealth"], N_OVERALL * n_groups)
+            for number, name in enumerate(state["groups"]):
+                own = slice(N_OVERALL * number, N_OVERALL * (number + 1))
+                wealth = Wealth(games.counts[own], games.log_stakes[own])
+                monitor._groups[name] = _Group(number, wealth, group_sums[number])
             monitor._alarms = {(str(kind), int(place)): int(row) for kind, place, row in state["alarms"]}
-            sums = np.concatenate([monitor._sums, monitor._group_sums])
-            unique = len(set(map(str, monitor._groups))) == len(monitor._groups)
-            if not (np.isfinite(sums).all() and unique and sums.min() >= 0):
-                raise FileFormatError("the state of a monitor is damaged: its numbers must be finite and not negative.")
+            sums = np.concatenate([monitor._sums, group_sums])
+            if not (np.isfinite(sums).all() and sums.min() >= 0 and len(monitor._groups) == n_groups):
+                raise ValueError("numbers must be finite and not negative, groups different")
         return monitor
-
-
-def _log_group_share(number: Any) -> Any:
-    """Return the logarithm of the share of the group of this number, from 0."""
-    return np.log(GROUP_SHARE) - np.log(number + 1.0) - np.log(number + 2.0)
-
-
-def _group_parts(log_totals: Floats) -> Floats:
-    """Return the logarithm of the part of each group, (n_groups,), from those of its games."""
-    n_groups = len(log_totals) // N_OVERALL
-    games = log_totals.reshape(n_groups, N_OVERALL)
-    return np.asarray(np.logaddexp.reduce(games, axis=1) - np.log(N_OVERALL) + _log_group_share(np.arange(n_groups)))
-
-
-def _means(sums: Floats) -> tuple[int, float, float]:
-    """Return the number of rows, the mean prediction and the mean outcome."""
-    count = max(float(sums[0]), 1.0)
-    return int(sums[0]), float(sums[1]) / count, float(sums[2]) / count

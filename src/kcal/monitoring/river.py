@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.monitoring.payoffs import normalised, overall_payoffs
+from kcal.monitoring.betting import normalised, overall_payoffs
 from kcal.validation import check_columns, check_probs
 
 

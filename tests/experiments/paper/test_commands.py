@@ -12,17 +12,13 @@ from typer.testing import CliRunner
 
 from experiments.paper.__main__ import app
 from experiments.paper.checkpoints import read_checkpoint
-from experiments.paper.prepared import read_prepared, write_prepared
+from experiments.paper.prepared import write_prepared
 from experiments.paper.published import DIFFERENCES, PAPER_COLUMNS, PUBLISHED
 from experiments.paper.results import comparison_tables
-from experiments.paper.settings import SETTINGS, SHORT, settings_for
-from experiments.paper.training import train
 from kcal.benchmark import PAPER_METHODS, Plan, Results, read_tasks, run
-from kcal.benchmark.output import as_json
+from kcal.benchmark.tables import as_json
 from kcal.errors import InvalidInputError
-from kcal.losses.mmce import COEFFICIENT
 from kcal.metrics.registry import METRICS
-from kcal.projection import PaperRecipe
 from toy_data import toy_data
 
 NETWORK = ("--short", "--network", "signal-resnet", "--epochs", "1")
@@ -52,12 +48,6 @@ def command(*words: str | Path) -> str:
     return outcome.output
 
 
-def refused(*words: str | Path) -> str:
-    outcome = CliRunner().invoke(app, [str(word) for word in words])
-    assert outcome.exit_code != 0
-    return " ".join(outcome.output.split())
-
-
 def test_train_shows_every_epoch_and_resumes_a_finished_run_at_once(folder: Path) -> None:
     before = (folder / "net.pt").read_bytes()
     text = command("train", folder / "data", "--out", folder / "net.pt", *NETWORK)
@@ -68,19 +58,6 @@ def test_train_shows_every_epoch_and_resumes_a_finished_run_at_once(folder: Path
     assert f"macro-F1 {record['macro_f1']:.4f}" in shown
     assert f"training loss {record['train_loss']:.4f}" in shown
     assert command("train", folder / "data", "--out", folder / "quiet.pt", "--quiet", *NETWORK) == ""
-
-
-def test_embed_shows_the_task_and_scores_and_refuses_an_unfinished_run(folder: Path) -> None:
-    data = folder / "data"
-    text = command("embed", data, folder / "net.pt", "--out", folder / "again.npz")
-    assert "5% of the samples to calibrate" in text
-    assert "18 groups (20% of them to calibrate)" in text
-    assert re.search(r"cross-entropy, pool: Evaluation\(accuracy=0\.\d+", text)
-    assert "cross-entropy: signal-resnet after epoch 1 of 1 (adamw, cosine, balance 0.5)" in text
-    settings = settings_for("pn2017", short=True, network="signal-resnet", epochs=3)
-    train(read_prepared(data), settings, folder / "begun.pt", until=1)
-    message = refused("embed", data, folder / "begun.pt", "--out", folder / "begun.npz")
-    assert "must have all 3 epochs; got 1 in" in message
 
 
 def test_results_stand_beside_the_paper_s_rows(folder: Path, tmp_path: Path) -> None:
@@ -116,18 +93,3 @@ def test_published_rows_are_complete() -> None:
     assert all(re.fullmatch(r"\d+\.\d\d±\d\.\d\d", entry) for row in rows.values() for entry in row.values())
     assert rows["classwise_calibration_error_min"]["kcal-paper-pn2017"] == "4.25±1.26"
     assert rows["expected_calibration_error"]["dircal-paper"] == "5.64±0.75"
-
-
-def test_what_differs_holds_for_every_run() -> None:
-    text = " ".join(DIFFERENCES["pn2017"])
-    assert f"λ = {COEFFICIENT}" in text
-    assert "short settings" not in text
-    probs, label = np.array([[1.0, 0.0]]), [1]
-    assert METRICS["negative_log_likelihood"](probs, label) == pytest.approx(-np.log(1e-12))
-    assert "clips probabilities at 1e-12" in text
-    rates = [f"{recipe.learning_rate:.0e}" for recipe in (PaperRecipe(), PaperRecipe.for_data_set("pn2017"))]
-    assert " in place of ".join(rates).replace("e-0", "e-") in text
-    for settings in (SETTINGS["pn2017"], SHORT["pn2017"]):
-        assert settings.augment
-        assert settings.balance is not None
-        assert settings.balance > 0

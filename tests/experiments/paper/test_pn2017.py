@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiments.paper.data import DATA_SETS, pn2017
-from experiments.paper.data.sources import MissingDataError
 from experiments.paper.prepared import PreparedData, read_prepared
-from kcal.errors import FileFormatError
 from paper_data_files import write_wfdb
 
 CODES = "N" * 16 + "A" * 4 + "O" * 8 + "~" * 4
@@ -64,13 +61,6 @@ def test_recordings_stay_together_in_the_shares_of_their_class() -> None:
         np.testing.assert_array_equal(counts, np.array([0.65, 0.10, 0.25]) * size)
 
 
-def test_no_recording_is_in_two_parts(prepared: PreparedData) -> None:
-    assert prepared.groups is not None
-    groups = [set(prepared.groups[prepared.rows(part)]) for part in ("train", "validation", "pool")]
-    assert all(groups)
-    assert not any(first & second for first, second in itertools.combinations(groups, 2))
-
-
 def test_rare_classes_are_oversampled_in_training_only(prepared: PreparedData) -> None:
     assert prepared.oversampled is not None
     is_train = prepared.parts == 0
@@ -83,14 +73,6 @@ def test_rare_classes_are_oversampled_in_training_only(prepared: PreparedData) -
     # A recording of 3,001 samples has room for a single start, so that a class may stay below its multiple.
     assert (sizes <= natural * factors).all()
     assert (sizes[factors > 1] > natural[factors > 1]).all()
-
-
-def test_starts_of_oversampled_segments_are_even_between_the_multiples() -> None:
-    lengths, labels = np.array([9_000] * 4 + [10_000, 10_000]), np.array([0] * 4 + [1, 1])
-    starts = pn2017.segment_starts(lengths, labels, np.array([0, 0, 0, 0, 0, 2], np.int8))
-    assert [list(values) for values in starts[:4]] == [[0, 3_000]] * 4
-    assert list(starts[4]) == [0, 1_000, 2_000, 3_000, 4_000, 5_000, 6_000]  # round(8 / 3) = 3 times as many
-    assert list(starts[5]) == [0, 3_000, 6_000]
 
 
 def test_archive_gives_the_same_as_the_folder(prepared: PreparedData, tmp_path: Path) -> None:
@@ -108,48 +90,3 @@ def test_archive_gives_the_same_as_the_folder(prepared: PreparedData, tmp_path: 
         np.testing.assert_array_equal(getattr(data, name), getattr(prepared, name))
     DATA_SETS["pn2017"].prepare(tmp_path / "all.npz", tmp_path / "out", seed=2, show=False)
     assert not np.array_equal(read_prepared(tmp_path / "out").groups, prepared.groups)
-
-
-def test_revised_labels_are_preferred(tmp_path: Path) -> None:
-    for name in ("A00001", "A00002"):
-        write_wfdb(tmp_path, name, np.arange(10))
-    (tmp_path / "REFERENCE.csv").write_text("A00001,N\nA00002,N\n")
-    (tmp_path / "REFERENCE-v3.csv").write_text("A00001,O\nA00002,~\n")
-    np.testing.assert_array_equal(pn2017.read_recordings(tmp_path).labels, [2, 3])
-
-
-def test_constant_signal_is_all_zero() -> None:
-    np.testing.assert_array_equal(pn2017.standardized(np.full(5, 7, np.int16)), np.zeros(5, np.float32))
-
-
-def test_errors_name_the_file_and_the_data(tmp_path: Path) -> None:
-    def attempt() -> None:
-        DATA_SETS["pn2017"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
-
-    with pytest.raises(
-        MissingDataError, match=r"(?s)no REFERENCE-v3.csv or REFERENCE.csv\..*physionet.org.*A00001.hea"
-    ):
-        attempt()
-    (tmp_path / "REFERENCE.csv").write_text("A00001,N\n")
-    with pytest.raises(MissingDataError, match=r"no A00001.hea"):
-        attempt()
-    write_wfdb(tmp_path, "A00001", np.arange(100))
-    with pytest.raises(FileFormatError, match="no recording is longer than 3,000 samples"):
-        attempt()
-    write_wfdb(tmp_path, "A00001", np.arange(4_000), rate=360)
-    with pytest.raises(FileFormatError, match=r"A00001.hea: one signal at 300 Hz is expected; it has 1 at 360 Hz"):
-        attempt()
-    write_wfdb(tmp_path, "A00001", np.arange(4_000))
-    header = tmp_path / "A00001.hea"
-    header.write_text(header.read_text().replace("4000", "5000"))
-    with pytest.raises(FileFormatError, match=r"A00001.mat: it has 4,000 samples, its header states 5,000"):
-        attempt()
-    (tmp_path / "A00001.mat").write_bytes(b"nothing")
-    with pytest.raises(FileFormatError, match=r"A00001.mat: it is no MATLAB file"):
-        attempt()
-    (tmp_path / "REFERENCE.csv").write_text("A00001,X\n")
-    with pytest.raises(FileFormatError, match=r"REFERENCE.csv: class 'X' is none of N, A, O, ~"):
-        attempt()
-    np.savez(tmp_path / "some.npz", length=[1])
-    with pytest.raises(MissingDataError, match="no signal_differences and record and label"):
-        pn2017.read_recordings(tmp_path / "some.npz")

@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.paper.__main__ import app
-from experiments.paper.data import DATA_SETS, iiic, isruc
+from experiments.paper.data import iiic, isruc
 from experiments.paper.data.splitting import group_parts, reserved, stratified_parts
-from experiments.paper.prepare import count_table
 from experiments.paper.prepared import PreparedData, new_inputs, read_prepared, write_prepared
 from kcal.errors import InvalidInputError
 from paper_data_files import write_cifar10
@@ -74,29 +73,6 @@ def test_splits_depend_on_the_seed_alone() -> None:
         stratified_parts(labels, (0.5, 0.2), seed=0)
 
 
-def test_table_counts_parts_classes_and_groups() -> None:
-    table = count_table(small(np.zeros((4, 1, 3))))
-    assert table.heading == ("samples", "train", "added to train", "validation", "pool")
-    assert [[entry.text for entry in row] for row in table.rows] == [
-        ["cat", "1", "0", "0", "1"],
-        ["dog", "1", "1", "0", "1"],
-        ["all", "2", "1", "0", "2"],
-        ["groups", "1", "1", "0", "2"],
-    ]
-
-
-def test_table_of_many_classes_shows_the_smallest_and_the_largest() -> None:
-    data = small(np.zeros((4, 1)))
-    data = replace(data, classes=tuple(map(str, range(30))), groups=None, oversampled=None)
-    table = count_table(data)
-    assert table.heading == ("samples", "train", "validation", "pool")
-    assert [[entry.text for entry in row] for row in table.rows] == [
-        ["smallest class", "0", "0", "0"],
-        ["largest class", "1", "0", "1"],
-        ["all", "2", "0", "2"],
-    ]
-
-
 def test_command_prepares_and_shows_the_table(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     pixels, labels = generator.integers(256, size=(60, 3072), dtype=np.uint8), np.arange(60) % 10
@@ -112,23 +88,3 @@ def test_command_prepares_and_shows_the_table(tmp_path: Path) -> None:
     assert len(read_prepared(tmp_path / "out").labels) == 60
     quiet = CliRunner().invoke(app, [*words, "--quiet"])
     assert quiet.stdout.splitlines() == [f"cifar10 is in {tmp_path / 'out'}"]
-
-
-@pytest.mark.parametrize("name", DATA_SETS)
-def test_missing_data_are_answered_by_their_home_and_a_tree(name: str, tmp_path: Path) -> None:
-    for source in (tmp_path / "nothing", tmp_path):
-        result = CliRunner().invoke(app, ["prepare", name, str(source), "-o", str(tmp_path / "out")])
-        assert result.exit_code == 1
-        lines = result.stderr.splitlines()
-        assert lines[0].startswith("error: ")
-        assert f"{DATA_SETS[name].layout.title} is available from " in lines[0]
-        assert "http" in lines[0]
-        assert lines[1] == "The folder looks like this:"
-        assert "\n".join(lines[2:]) == DATA_SETS[name].layout.tree
-    assert not (tmp_path / "out").exists()
-
-
-def test_unknown_name_lists_the_data_sets(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["prepare", "mnist", str(tmp_path), "-o", str(tmp_path / "out")])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: NAME must be one of cifar10, cifar100, svhn, imagenet")

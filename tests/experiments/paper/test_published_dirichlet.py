@@ -11,9 +11,6 @@ import torch
 
 from experiments.paper import dirichlet
 from experiments.paper.dirichlet import PublishedDirichlet
-from kcal.benchmark import BENCHMARK_METHODS
-from kcal.calibrators.registry import SLOW
-from kcal.errors import InvalidInputError
 from kcal.samples import stratified_folds
 
 PENALTIES = [(0.03, 0.2, 0.05), (10.0, 1e-3, 0.0), (1e-3, 10.0, 1.0)]
@@ -68,14 +65,3 @@ def test_each_model_is_what_the_training_of_its_penalty_alone_gives(problem: Any
             expected = train_alone(logs[kept], labels[kept], penalty, [4, fold]).numpy()
             np.testing.assert_allclose(fitted.weights_[fold], expected[:, :-1], atol=1e-9)
             np.testing.assert_allclose(fitted.intercepts_[fold], expected[:, -1], atol=1e-9)
-
-
-def test_the_method_is_the_published_one_and_slow() -> None:
-    method = BENCHMARK_METHODS["dircal-paper"]
-    assert method.factory(seed=4).get_params() == PublishedDirichlet(grid="published", seed=4).get_params()
-    assert method.cost >= SLOW
-
-
-def test_a_search_has_no_published_training(problem: Any) -> None:
-    with pytest.raises(InvalidInputError, match="grid"):
-        PublishedDirichlet(grid="tied").fit(problem.logits, problem.labels)

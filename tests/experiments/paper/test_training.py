@@ -15,10 +15,9 @@ from experiments.paper.checkpoints import Checkpoint, read_checkpoint, write_che
 from experiments.paper.embedding import embed, embed_companion
 from experiments.paper.evaluation import Evaluation
 from experiments.paper.inputs import Batches, drawn_rows
-from experiments.paper.networks import NETWORKS, build_network, pretrained
 from experiments.paper.prepared import PreparedData
-from experiments.paper.settings import SETTINGS, SHORT, Settings, settings_for
-from experiments.paper.training import Training, cosine_rate, new_optimizer, train
+from experiments.paper.settings import SETTINGS, SHORT, settings_for
+from experiments.paper.training import Training, cosine_rate, train
 from kcal.benchmark import Plan, read_task, run
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.losses import mmce, mmce_loss
@@ -97,33 +96,6 @@ def test_a_task_with_companions_runs_in_the_benchmark(tmp_path: Path) -> None:
         embed_companion(read_checkpoint(tmp_path / "net.pt"), data, place)
 
 
-def test_imagenet_keeps_its_pretrained_network(tmp_path: Path) -> None:
-    settings = replace(SETTINGS["imagenet"], image_size=32, network="mixer", sizes=toy_settings("mixer").sizes)
-    data = toy_data("images", name="imagenet")
-    checkpoint = train(data, settings, tmp_path / "run.pt")
-    assert checkpoint.is_finished
-    start = Training(data, settings, "cross-entropy", 0).network.state_dict()
-    assert all(torch.equal(checkpoint.chosen[name], tensor) for name, tensor in start.items())
-
-
-def test_inception_resnet_v2_becomes_a_task(tmp_path: Path) -> None:
-    settings = replace(SETTINGS["imagenet"], image_size=80, sizes={"pretrained": False})
-    data = toy_data("images", name="imagenet", n=24)
-    task = embed(train(data, settings, tmp_path / "run.pt"), data, tmp_path / "task.npz")
-    assert task.pool.embeddings.shape == (len(data.rows("pool")), 1536)
-    assert task.pool.logits.shape[1] == len(data.classes)
-
-
-def test_pretrained_networks_are_known_to_timm_with_the_mean_and_spread_that_images_get() -> None:
-    timm = pytest.importorskip("timm")
-    for name in pretrained.NAMES.values():
-        configuration = timm.get_pretrained_cfg(name)
-        assert name in timm.list_pretrained()
-        assert {*configuration.mean, *configuration.std} == {0.5}
-    imagenet = timm.get_pretrained_cfg(pretrained.NAMES["inception-resnet-v2"])
-    assert (imagenet.crop_pct, imagenet.input_size[1]) == (SETTINGS["imagenet"].crop_share, 299)
-
-
 def test_the_paper_s_settings() -> None:
     names = ("cifar10", "cifar100", "svhn", "isruc", "pn2017", "iiic")
     rates = {name: SETTINGS[name].learning_rate for name in names}
@@ -152,42 +124,6 @@ def test_the_cosine_is_that_of_timm() -> None:
     for epoch in range(60):
         reference.step(epoch)
         assert cosine_rate(epoch, settings) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
-
-
-def test_a_run_follows_the_cosine_with_every_batch(tmp_path: Path) -> None:
-    data = toy_data()
-    changes: dict[str, Any] = {"epochs": 4, "warmup_epochs": 1, "cooldown_epochs": 2, "learning_rate": 0.01}
-    settings = toy_settings("signal-resnet", balance=None, **changes)  # 24 samples, 3 batches an epoch
-    found = [record["learning_rate"] for record in train(data, settings, tmp_path / "run.pt").history]
-    falling = [1e-5 + (0.01 - 1e-5) * (1 + np.cos(np.pi * (epoch + 2 / 3) / 4)) / 2 for epoch in (1, 2, 3)]
-    assert found == pytest.approx([1e-5 + (0.01 - 1e-5) * 2 / 3, *falling, 1e-5, 1e-5], rel=1e-12)
-
-
-def test_sgd_has_momentum_and_decay() -> None:
-    module = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.constant_(module.weight, 2.0)
-    settings = replace(SETTINGS["pn2017"], learning_rate=0.1, weight_decay=0.5)
-    optimizer = new_optimizer(module, settings)
-    weight, speed = 2.0, 0.0
-    for gradient in (1.0, -0.5, 0.25):
-        module.weight.grad = torch.full((1, 1), gradient)
-        optimizer.step()
-        speed = 0.9 * speed + gradient + 0.5 * weight
-        weight -= 0.1 * speed
-        assert module.weight.item() == pytest.approx(weight, rel=1e-6)
-
-
-def test_an_epoch_draws_by_the_balance_of_the_settings() -> None:
-    data = toy_data(n=240)
-    rare = replace(data, labels=np.array([2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0])[np.arange(240) % 12])
-    sizes = np.bincount(rare.labels[rare.rows("train")])
-    assert sizes.max() > 3 * sizes.min()
-    drawn = [
-        np.bincount(rare.labels[Training(rare, toy_settings("mina", balance=balance), "focal", 0).epoch_rows()])
-        for balance in (None, 1.0)
-    ]
-    np.testing.assert_array_equal(drawn[0], sizes)
-    assert drawn[1].max() < 1.5 * drawn[1].min()
 
 
 def test_a_plateau_halves_the_rate_also_after_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,16 +169,6 @@ def test_every_epoch_draws_other_samples_and_other_dropout(tmp_path: Path, monke
     assert list(rows) != list(one.epoch_rows())
 
 
-def test_gradients_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "LARGEST_GRADIENT", 1e-3)
-    plain = {"optimizer": "sgd", "weight_decay": 0.0, "schedule": "constant", "learning_rate": 0.5, "bfloat16": False}
-    data, settings = toy_data(n=12), toy_settings("signal-resnet", epochs=1, **plain)  # one batch
-    start = Training(data, settings, "cross-entropy", 0).network
-    end = train(data, settings, tmp_path / "run.pt").network
-    changes = [(end[name] - parameter.detach()).ravel() for name, parameter in start.named_parameters()]
-    assert float(torch.cat(changes).norm()) == pytest.approx(0.5e-3, rel=1e-3)
-
-
 @pytest.mark.parametrize("loss", ["cross-entropy", "focal", "mmce"])
 def test_losses_are_those_of_timm_and_of_the_library(loss: str) -> None:
     logits, labels = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1, 1])
@@ -258,15 +184,6 @@ def test_losses_are_those_of_timm_and_of_the_library(loss: str) -> None:
         term = mmce(logits, labels)
         assert term > 0.01
         torch.testing.assert_close(value, torch.nn.functional.cross_entropy(logits, labels) + 0.2 * term)
-
-
-def test_votes_are_the_targets_of_the_cross_entropy_without_smoothing() -> None:
-    logits, rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), np.array([5, 0, 9, 2])
-    data = toy_data(votes=True)
-    assert data.targets is not None
-    expected = -(torch.from_numpy(data.targets[rows]) * torch.log_softmax(logits, dim=1)).sum(dim=1).mean()
-    value = run_loss(data, "cross-entropy", logits, torch.from_numpy(data.labels[rows]), rows)
-    torch.testing.assert_close(value, expected)
 
 
 def run_loss(data: PreparedData, loss: str, logits: torch.Tensor, labels: torch.Tensor, rows: Any = None) -> Any:
@@ -289,20 +206,6 @@ def test_classes_are_drawn_with_the_share_of_their_size_to_a_power(balance: floa
     assert added[rows].any()
 
 
-def test_without_balance_every_training_sample_is_drawn_once() -> None:
-    data = toy_data()
-    rows = drawn_rows(data, None, np.random.default_rng(0))
-    assert sorted(rows) == sorted(data.rows("train"))
-    assert list(rows) != sorted(rows)
-
-
-def test_oversampled_samples_are_not_embedded(tmp_path: Path) -> None:
-    data, settings = toy_data(), toy_settings("signal-resnet", epochs=0)
-    oversampled = (data.parts == 0) & (np.arange(48) % 2 == 1)
-    task = embed(train(data, settings, tmp_path / "run.pt"), replace(data, oversampled=oversampled), tmp_path / "t.npz")
-    np.testing.assert_array_equal(task.train.labels, data.labels[(data.parts == 0) & ~oversampled])
-
-
 def test_the_shares_to_calibrate_are_the_paper_s_or_that_of_the_data_set(tmp_path: Path) -> None:
     data, checkpoint = toy_data(), train(toy_data(), toy_settings("signal-resnet", epochs=0), tmp_path / "run.pt")
 
@@ -316,17 +219,6 @@ def test_the_shares_to_calibrate_are_the_paper_s_or_that_of_the_data_set(tmp_pat
     assert shares(data, share=0.3) == (0.3, 0.2)
     assert shares(replace(data, groups=None)) == (0.05, None)
     assert shares(replace(data, groups=None, calibration_share=0.5)) == (0.5, None)
-
-
-def test_a_run_of_other_settings_is_refused(tmp_path: Path) -> None:
-    data, settings = toy_data(), toy_settings("signal-resnet", epochs=0)
-    train(data, settings, tmp_path / "run.pt")
-    with pytest.raises(InvalidInputError, match="another loss and seed"):
-        train(data, settings, tmp_path / "run.pt", loss="focal", seed=1)
-    with pytest.raises(InvalidInputError, match="another settings"):
-        train(data, replace(settings, smoothing=0.2), tmp_path / "run.pt")
-    with pytest.raises(InvalidInputError, match="which the network was trained on"):
-        read_checkpoint(tmp_path / "run.pt").chosen_network(replace(data, name="isruc"))
 
 
 def test_a_damaged_file_is_an_error_and_a_failed_write_keeps_the_old_one(
@@ -350,19 +242,3 @@ def test_a_damaged_file_is_an_error_and_a_failed_write_keeps_the_old_one(
             read_checkpoint(place)
     with pytest.raises(FileFormatError, match="does not exist"):
         read_checkpoint(tmp_path / "none.pt")
-
-
-def test_a_network_for_other_inputs_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="Choose mina or signal-resnet"):
-        build_network("vit", toy_data(), {})
-    with pytest.raises(InvalidInputError, match="network"):
-        build_network("lenet", toy_data(), {})
-    assert set(KINDS) | {"inception-resnet-v2"} == set(NETWORKS)
-
-
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
-    data = toy_data()
-    broken = replace(data, inputs=np.full_like(data.inputs, np.nan))
-    settings: Settings = toy_settings("signal-resnet")
-    with pytest.raises(InvalidInputError, match="learning_rate"):
-        train(broken, settings, tmp_path / "run.pt")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from experiments.theory import __main__ as command
 from experiments.theory import consistency, tail
-from experiments.theory.page import TEXTS, text_of
+from experiments.theory.page import TEXTS
 from experiments.theory.parts import PARTS
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -34,20 +34,6 @@ def test_the_command_writes_the_page_and_its_pictures(tmp_path: Path, monkeypatc
     assert page.count("\n### ") == 2
     assert tables[0].as_markdown().strip() in page  # the same for the same seed
     assert consistency.run(1, True, lambda _: None).tables != tables
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "PARTS", (tail.PART,))
-    (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(command.app, ["--quiet", "--out", str(tmp_path / "file")])
-    assert result.exit_code != 0
-    assert "Traceback" not in result.output
-
-
-def test_numbers_are_filled_in() -> None:
-    assert "<<" not in text_of("pointwise", {"kcal_difference": "1e-9", "draws": "4"})
-    with pytest.raises(KeyError):
-        text_of("pointwise", {})
 
 
 def test_the_page_in_docs_has_every_part() -> None:
