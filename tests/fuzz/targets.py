@@ -13,7 +13,7 @@ import torch
 import kcal
 from kcal import losses, metrics, monitoring, plots
 from kcal.calibrators import METHODS
-from kcal.report import report_page
+from kcal.report import render_report
 
 plt.switch_backend("agg")
 
@@ -177,8 +177,8 @@ def _drawings() -> list[Target]:
         Target("bandwidth_curve", drawn(plots.bandwidth_curve), {"curve": None}, (), ("curve",)),
         Target("training_curve", drawn(plots.training_curve), {"curve": None}, (), ("curve",)),
         Target(
-            "report_page",
-            drawn(report_page),
+            "render_report",
+            drawn(render_report),
             {
                 "probs": {"network": PROBS},
                 "labels": LABELS,
