@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 import kcal.metrics.predictions
 from kcal.errors import InvalidInputError
-from kcal.metrics.canonical_error import canonical_calibration_error, canonical_cells
+from kcal.metrics.calibration import canonical_calibration_error, canonical_cells
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
 

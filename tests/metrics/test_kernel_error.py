@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kcal.metrics.kernel_error
+import kcal.metrics.kernel_errors
 import kcal.metrics.predictions
 from kcal.errors import InvalidInputError
-from kcal.metrics.kernel_error import kernel_calibration_error
+from kcal.metrics.kernel_errors import kernel_calibration_error
 
 steady = settings(deadline=None, max_examples=40)  # a slow run is no failure
 
@@ -177,7 +177,7 @@ def test_blocks_give_the_same_as_one_block(estimator, monkeypatch):
     probs = generator.dirichlet(np.ones(4), size=53)
     labels = generator.integers(0, 4, size=53)
     whole = kernel_calibration_error(probs, labels, estimator=estimator)
-    monkeypatch.setattr(kcal.metrics.kernel_error, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(kcal.metrics.kernel_errors, "BLOCK_ROWS", 8)
     monkeypatch.setattr(kcal.metrics.predictions, "BLOCK_ENTRIES", 12)
     blocked = kernel_calibration_error(probs, labels, estimator=estimator)
     assert blocked.value == pytest.approx(whole.value, abs=1e-15)
@@ -189,8 +189,8 @@ def test_the_median_of_drawn_pairs_is_near_that_of_all_pairs(monkeypatch):
     probs = generator.dirichlet(np.ones(3), size=400)
     labels = generator.integers(0, 3, size=400)
     exact = kernel_calibration_error(probs, labels, resamples=0).bandwidth
-    monkeypatch.setattr(kcal.metrics.kernel_error, "ALL_PAIRS_ROWS", 399)
-    monkeypatch.setattr(kcal.metrics.kernel_error, "SAMPLED_PAIRS", 20_000)
+    monkeypatch.setattr(kcal.metrics.kernel_errors, "ALL_PAIRS_ROWS", 399)
+    monkeypatch.setattr(kcal.metrics.kernel_errors, "SAMPLED_PAIRS", 20_000)
     drawn = kernel_calibration_error(probs, labels, resamples=0)
     assert drawn.bandwidth == pytest.approx(exact, rel=0.03)
     assert drawn.bandwidth != exact

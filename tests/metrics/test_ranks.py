@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import rankdata
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
+from kcal.metrics import AverageRank, AverageRanks, average_ranks, overall_ranks
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
 

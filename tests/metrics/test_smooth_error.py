@@ -8,7 +8,7 @@ from scipy.integrate import trapezoid
 from scipy.optimize import brentq
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
+from kcal.metrics.kernel_errors import kde_calibration_error, smooth_calibration_error
 
 few = settings(deadline=None, max_examples=15)  # the oracles are slow
 ERRORS = [smooth_calibration_error, kde_calibration_error]

@@ -8,7 +8,7 @@ from pictures import boxes_inside, legend_texts, overconfident, rendered
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import accuracy_rejection, average_ranks
-from kcal.metrics.ranks import AverageRank, AverageRanks
+from kcal.metrics import AverageRank, AverageRanks
 from kcal.plots import rank_plot, rejection_curve, training_curve
 from kcal.plots.style import GAP, wrap_label
 from kcal.projection import TrainingCurve
