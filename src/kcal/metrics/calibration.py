@@ -28,7 +28,7 @@ from kcal.validation import check_flag, check_integer, collect_classes, require_
 if TYPE_CHECKING:
     import pandas
 
-MOST_CLASSES = 10**9
+MAX_CLASSES = 10**9
 
 
 def expected_calibration_error(
@@ -178,7 +178,7 @@ class ClassErrors:
 
     def worst(self, n: int = 10) -> NDArray[np.intp]:
         """Return the columns of the n classes with the largest errors, worst first; classes without rows come last."""
-        check_integer(n, "n", minimum=0, maximum=MOST_CLASSES)
+        check_integer(n, "n", minimum=0, maximum=MAX_CLASSES)
         return np.argsort(-np.nan_to_num(self.error, nan=-1.0), kind="stable")[:n]
 
     def to_frame(self) -> pandas.DataFrame:
