@@ -253,23 +253,32 @@ def confidence_interval(
 def _measure_of(metric: Callable[..., Any]) -> Measure:
     """Return the metric as a function of predictions and weights of the rows."""
     try:
-        parameters = inspect.signature(metric).parameters
+        signature = inspect.signature(metric)
+        signature.bind(None, None)
     except (TypeError, ValueError) as error:
         raise InvalidInputError("metric", "must be a function of probabilities and labels", got=str(error)) from None
+    parameters = signature.parameters
     if "resamples" in parameters:  # those of its own p-value, which is not used here
         metric = partial(metric, resamples=0)
 
     def measure(predictions: Predictions, weights: NDArray[np.float64] | None) -> float:
         if weights is None:
-            return float(metric(predictions.probs, predictions.labels))
+            return _number(metric(predictions.probs, predictions.labels))
         if "sample_weight" in parameters:
-            return float(metric(predictions.probs, predictions.labels, sample_weight=weights))
+            return _number(metric(predictions.probs, predictions.labels, sample_weight=weights))
         if predictions.weights is not None:
             raise InvalidInputError("metric", "must take sample_weight if weights are given", got="one that does not")
         rows = np.repeat(np.arange(predictions.n_samples), weights.astype(np.intp))
-        return float(metric(predictions.probs[rows], predictions.labels[rows]))
+        return _number(metric(predictions.probs[rows], predictions.labels[rows]))
 
     return measure
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidInputError("metric", "must return a number", got=type(value).__name__) from None
 
 
 def _quantiles(measure: Measure, predictions: Predictions, scale: float, resampling: Resampling) -> NDArray[np.float64]:
