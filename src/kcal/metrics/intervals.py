@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 from scipy.stats import norm
 
-from kcal.metrics.binning import ReliabilityBins, WeightedPredictions, sort_weighted
+from kcal.metrics.binning import Cuts, SortedEvent, sort_event
 from kcal.metrics.predictions import Binning, Event, Floats, Predictions, blocks
 from kcal.metrics.resampling import Interval, Resampling, tails, wilson_interval
 
@@ -49,7 +49,7 @@ TOLERANCE = 1e-3
 """Fraction of the measured error by which it may pass a quantile: with few possible outcomes they are often equal."""
 
 
-SortedEvents = list[tuple[Event, WeightedPredictions]]
+SortedEvents = list[tuple[Event, SortedEvent]]
 Estimate = tuple[float, Interval]
 """A calibration error without the part that chance adds, and its interval, which contains it."""
 
@@ -119,18 +119,18 @@ def estimate_class_errors(predictions: Predictions, binning: Binning, resampling
 
 def _sort_events(predictions: Predictions, events: Sequence[Event], threshold: float) -> SortedEvents:
     """Return the sorted predictions of the events that have samples."""
-    ordered = ((of, sort_weighted(predictions, of, threshold=threshold)) for of in events)
-    return [(of, event) for of, event in ordered if event.weights.any()]
+    ordered = ((of, sort_event(predictions, of, threshold=threshold)) for of in events)
+    return [(of, event) for of, event in ordered if len(event.values)]
 
 
 def measure_gaps(events: SortedEvents, binning: Binning, groups: NDArray[np.int64] | None) -> Gaps:
     """Return the gaps of the bins of all events, and what rows of one group add to their noise."""
     numbers, of_groups, squares = [], [], np.zeros(2)
     for of, event in events:
-        memberships = event.memberships(binning)
-        numbers.append(_measure_bins(event.bin(binning, of=of, memberships=memberships), event, memberships))
+        cuts = event.cut(binning)
+        numbers.append(_measure_bins(event, of, binning, cuts))
         if groups is not None:
-            part, more = _measure_groups(event, memberships, groups)
+            part, more = _measure_groups(event, cuts, groups)
             of_groups.append(part)
             squares += more
     measured, shares, means, variances, counts = np.concatenate(numbers, axis=1)
@@ -142,29 +142,29 @@ def measure_gaps(events: SortedEvents, binning: Binning, groups: NDArray[np.int6
     return gaps._replace(group_gaps=vstack(of_groups, format="csr") * scale)
 
 
-def _measure_bins(binned: ReliabilityBins, event: WeightedPredictions, memberships: csr_array) -> Array:
+def _measure_bins(event: SortedEvent, of: Event, binning: Binning, cuts: Cuts) -> Array:
     """Return (n_b / n)·gap_b, n_b / n, mean and variance of the predictions, and effective count, (5, bins)."""
+    binned = event.bin(binning, of=of, cuts=cuts)
     means = np.nan_to_num(binned.mean_prediction)
-    squares = memberships @ (event.weights * event.values.astype(np.float64) ** 2)
+    (squares,) = cuts.sums(event.row_weights * event.values.astype(np.float64) ** 2)
     variances = np.maximum(squares / np.where(binned.weights > 0, binned.weights, 1.0) - means**2, 0.0)
     shares = binned.weights / binned.weights.sum()
     return np.stack([shares * np.nan_to_num(binned.gap), shares, means, variances, binned.effective_counts])
 
 
-def _measure_groups(
-    event: WeightedPredictions, memberships: csr_array, groups: NDArray[np.int64]
-) -> tuple[csr_array, Array]:
+def _measure_groups(event: SortedEvent, cuts: Cuts, groups: NDArray[np.int64]) -> tuple[csr_array, Array]:
     """Return R_g·n_gb/n_g, (bins, n_groups), and Σ R_g², as measured and as independent rows would give it, (2,)."""
     codes, n_groups = groups[event.order], int(groups.max()) + 1
-    shares = event.weights / event.weights.sum()
+    shares = event.row_weights / event.row_weights.sum()
     centred = shares * (event.residuals - shares @ event.residuals)
     sums, sizes = (np.bincount(codes, weights=values, minlength=n_groups) for values in (centred, shares))
     # The mean takes Σ_g (n_g/n)² of the variance of groups from them, and Σ_i (w_i/Σw)² of that of rows.
     left_of_groups, left_of_rows = (max(1 - float(parts @ parts), SMALLEST_PART) for parts in (sizes, shares))
     means = np.divide(sums, sizes, out=np.zeros(n_groups), where=sizes > 0) / np.sqrt(left_of_groups)
-    of_rows = csr_array((shares, (np.arange(len(codes)), codes)), shape=(len(codes), n_groups))
+    run = np.searchsorted(cuts.starts, np.arange(len(codes)), side="right") - 1
+    of_runs = csr_array((shares, (run, codes)), shape=(len(cuts.starts), n_groups))
     squares = np.array([sums @ sums, (centred @ centred) * left_of_groups / left_of_rows])
-    return csr_array((memberships @ of_rows).multiply(means[None])), squares
+    return csr_array((cuts.shares @ of_runs).multiply(means[None])), squares
 
 
 class Gaps(NamedTuple):
