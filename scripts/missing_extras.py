@@ -43,7 +43,7 @@ REQUESTS = (
         ("matplotlib",), "'kcal[plots]'", ("explain", "model.kcal", "test.npz", "--row", "0", "--plot", "rows.png")
     ),
     Request(("matplotlib",), "'kcal[plots]'", ("-c", "import kcal.plots")),
-    Request(("matplotlib",), "'kcal[plots]'", ("-c", "import kcal.report")),
+    Request(("matplotlib",), "'kcal[plots]'", ("-c", "import kcal.report; kcal.report.write_report")),
     Request(("matplotlib",), "'kcal[plots]'", ("-c", "import kcal; kcal.plots.reliability_diagram")),
     Request(("gpytorch",), "'kcal[gp]'", ("fit", "calibration.npz", "--method", "gp", "--out", "gp.kcal")),
     Request(

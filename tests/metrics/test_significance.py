@@ -72,47 +72,19 @@ def test_values_without_variance_differ_surely_or_not_at_all(test):
 
 
 @pytest.mark.parametrize("test", [pooled_t_test, corrected])
-def test_rounding_is_no_difference(test):
-    first = np.array([0.1, 0.2, 0.3])
-    assert test([0.3] * 3, [0.1 + 0.2] * 3) == pytest.approx(0.5, abs=1e-3)
-    assert test(first + 1e-16, first) == pytest.approx(0.5, abs=1e-3)
-
-
-@pytest.mark.parametrize("test", [pooled_t_test, corrected])
 def test_one_split_cannot_be_tested(test):
     assert math.isnan(test([0.2], [0.1]))
 
 
-def test_one_value_can_be_compared_with_several():
-    expected = stats.ttest_ind([0.5], [0.1, 0.2, 0.4], equal_var=True, alternative="greater").pvalue
-    assert pooled_t_test([0.5], [0.1, 0.2, 0.4]) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([], r"first must have one number per split; got shape \(0,\)"),
-        (0.5, r"first must have one number per split; got shape \(\)"),
-        ([[0.5, 0.4]], r"first must have one number per split; got shape \(1, 2\)"),
-        (["a", "b"], "first must be real numbers; got text"),
-        ([0.5, float("nan")], "first must be finite; got nan at position 1. Pass None"),
-        (SplitSummary(0.5, -0.1, 10), "first.std must be a number of at least 0; got -0.1"),
-        (SplitSummary(0.5, 0.1, 0), "first.n_splits must be an integer from 1"),
-    ],
+    "values", [[], 0.5, ["a", "b"], [0.5, float("nan")], SplitSummary(0.5, -0.1, 10), SplitSummary(0.5, 0.1, 0)]
 )
-def test_values_that_are_no_splits_are_refused(values, message):
-    with pytest.raises(InvalidInputError, match=message):
+def test_invalid_splits_are_named(values):
+    with pytest.raises(InvalidInputError, match=r"^first.* must"):
         pooled_t_test(values, [0.1, 0.2])
 
 
-@pytest.mark.parametrize(("n_calibration", "n_test"), [(0, 10), (10, -1), (None, 10), (10, 2.5)])
-def test_sizes_that_are_no_counts_are_refused(n_calibration, n_test):
-    with pytest.raises(InvalidInputError, match=r"^(n_calibration|n_test) must be an integer from 1"):
-        corrected_resampled_t_test([0.1, 0.2], [0.1, 0.2], n_calibration=n_calibration, n_test=n_test)
-
-
-def test_the_corrected_test_wants_pairs():
-    with pytest.raises(InvalidInputError, match=r"the same splits for every method .*; got 2 and 3 values"):
-        corrected([0.1, 0.2], [0.1, 0.2, 0.3])
-    with pytest.raises(InvalidInputError, match="values must be arrays for the corrected test; got a summary"):
-        corrected(SplitSummary(0.1, 0.1, 3), [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("values", [[0.1, 0.2], SplitSummary(0.1, 0.1, 3)])
+def test_corrected_test_needs_pairs(values):
+    with pytest.raises(InvalidInputError, match=r"^values must"):
+        corrected(values, [0.1, 0.2, 0.3])

@@ -62,7 +62,7 @@ def write_evaluations(
 
 def check_report(folder: Path, inputs: tuple[Path | None, ...]) -> None:
     """Raise early for a report that could not be drawn or written after long work."""
-    import_module("kcal.report")  # raises with the command that installs matplotlib if it is missing
+    import_module("kcal.report.calibration")  # raises with the command that installs what is missing
 
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir():

@@ -4,28 +4,42 @@ Every metric takes ``probs`` (n_samples, n_classes), whose rows sum to 1, ``labe
 ``sample_weight``, the relative importance of each sample. ``METRICS`` is the table of all metrics.
 """
 
+from kcal.metrics.binning import ReliabilityBins
 from kcal.metrics.calibration import (
+    CanonicalCells,
     ClassErrors,
+    MurphyDecomposition,
+    canonical_calibration_error,
+    canonical_cells,
     class_errors,
     classwise_calibration_error,
+    debiased_squared_calibration_error,
     expected_calibration_error,
+    marginal_calibration_error,
+    murphy_decomposition,
     reliability,
+    top_label_calibration_error,
 )
-from kcal.metrics.canonical_error import CanonicalCells, canonical_calibration_error, canonical_cells
 from kcal.metrics.comparison import (
+    AverageRank,
+    AverageRanks,
     ComparisonMarks,
     MethodComparison,
     SplitSummary,
+    average_ranks,
     compare_methods,
     corrected_resampled_t_test,
+    overall_ranks,
     pooled_t_test,
 )
-from kcal.metrics.evaluation import Evaluation, evaluate
-from kcal.metrics.kernel_error import KernelCalibrationError, kernel_calibration_error
-from kcal.metrics.metric_interval import confidence_interval
-from kcal.metrics.ranks import AverageRank, AverageRanks, average_ranks, overall_ranks
+from kcal.metrics.evaluation import Evaluation, confidence_interval, evaluate
+from kcal.metrics.kernel_errors import (
+    KernelCalibrationError,
+    kde_calibration_error,
+    kernel_calibration_error,
+    smooth_calibration_error,
+)
 from kcal.metrics.registry import METRICS, Metric
-from kcal.metrics.reliability_bins import ReliabilityBins
 from kcal.metrics.resampling import Interval
 from kcal.metrics.scores import (
     RejectionCurve,
@@ -35,14 +49,6 @@ from kcal.metrics.scores import (
     multiclass_brier_loss,
     negative_log_likelihood,
     top_label_brier_loss,
-)
-from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
-from kcal.metrics.squared_errors import (
-    MurphyDecomposition,
-    debiased_squared_calibration_error,
-    marginal_calibration_error,
-    murphy_decomposition,
-    top_label_calibration_error,
 )
 
 __all__ = [

@@ -1,22 +1,34 @@
-"""Calibration errors of the top class and of every class, by binning."""
+"""Calibration errors by binning: of the top class, of every class, squared, and of whole distributions."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.binning import bin_event, sort_classes
+from kcal.metrics.binning import ROUNDING, ReliabilityBins, bin_event, sort_classes, sort_event
 from kcal.metrics.intervals import estimate_class_errors
-from kcal.metrics.predictions import Binning, Event, Predictions, Threshold, check_binned, check_event
-from kcal.metrics.reliability_bins import ReliabilityBins
+from kcal.metrics.predictions import (
+    Binning,
+    Event,
+    Floats,
+    Predictions,
+    Threshold,
+    blocks,
+    check_binned,
+    check_bins,
+    check_event,
+    check_predictions,
+)
 from kcal.metrics.resampling import check_resampling
-from kcal.validation import check_integer, collect_classes, require_pandas
+from kcal.validation import check_flag, check_integer, collect_classes, require_pandas
 
 if TYPE_CHECKING:
     import pandas
 
-MOST_CLASSES = 10**9
+MAX_CLASSES = 10**9
 
 
 def expected_calibration_error(
@@ -166,10 +178,10 @@ class ClassErrors:
 
     def worst(self, n: int = 10) -> NDArray[np.intp]:
         """Return the columns of the n classes with the largest errors, worst first; classes without rows come last."""
-        check_integer(n, "n", minimum=0, maximum=MOST_CLASSES)
+        check_integer(n, "n", minimum=0, maximum=MAX_CLASSES)
         return np.argsort(-np.nan_to_num(self.error, nan=-1.0), kind="stable")[:n]
 
-    def to_frame(self) -> "pandas.DataFrame":
+    def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per class."""
         pandas = require_pandas()
         names = ("positives", "counts", "mean_prediction", "frequency", "error", "signed_error")
@@ -246,3 +258,243 @@ def class_errors(
         high=high,
         signed_margin=margin,
     )
+
+
+def debiased_squared_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    adaptive: bool = True,
+    of: Event = "confidence",
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Σ_b (n_b / n)·(gap_b² − s_b² / n_b): an unbiased estimate of the mean squared gap of the bins.
+
+    A gap is a mean of n_b residuals y − p, so that noise increases the expectation of its square by their variance
+    over n_b; s_b² is their sample variance. With equal predictions in a bin this is the estimator of Kumar, Liang and
+    Ma (2019). Bins of one sample are left out; the number of equal-count bins is limited so that each holds two. It
+    can be negative: calibrated predictions give 0 on average. nan if no bin holds two samples.
+
+    Parameters
+    ----------
+    probs, labels, bins, adaptive, of
+        As in `reliability`.
+    sample_weight
+        Relative importance of each sample, (n_samples,). With weights, s_b² / n_b becomes the variance of a weighted
+        mean, s_b²·Σw² / (Σw)², with s_b² = Σw·(r − gap_b)² / (Σw − Σw² / Σw).
+    """
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
+    return _debiased(predictions, binning, check_event(of, predictions.n_classes))
+
+
+def marginal_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    adaptive: bool = True,
+    debiased: bool = True,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """√(mean over classes of the squared calibration error of p_k), over all rows, without a threshold.
+
+    The marginal calibration error of Kumar, Liang and Ma (2019), with equal weight per class. Debiased, the squared
+    error of each class is that of `debiased_squared_calibration_error`, and a negative mean counts as 0.
+
+    Parameters
+    ----------
+    probs, labels, bins, adaptive, sample_weight
+        As in `expected_calibration_error`.
+    debiased
+        Whether to subtract the bias of squared gaps.
+    """
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
+    squared_error = _debiased if check_flag(debiased, "debiased") else _plain
+    squares = [squared_error(predictions, binning, k) for k in range(predictions.n_classes)]
+    return float(np.sqrt(max(float(np.mean(squares)), 0.0)))
+
+
+def top_label_calibration_error(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    adaptive: bool = True,
+    sample_weight: ArrayLike | None = None,
+) -> float:
+    """Calibration error of the confidence, given which class is on top: Σ_k (n_k / n)·ECE of the rows with top class k.
+
+    Gupta and Ramdas (2022): confidences of 0.7 can be right on average, and yet too high whenever the answer is "cat"
+    and too low whenever it is "dog".
+
+    Parameters
+    ----------
+    probs, labels, bins, adaptive, sample_weight
+        As in `expected_calibration_error`; the number of bins is per top class.
+    """
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
+    total = 0.0
+    for k in np.unique(predictions.top_classes):
+        rows = predictions.top_classes == k
+        part = predictions.rows(rows)
+        if part.weights is None or part.weights.any():
+            total += predictions.mean(rows) * bin_event(part, binning, of="confidence").calibration_error
+    return total
+
+
+@dataclass(frozen=True)
+class MurphyDecomposition:
+    """Brier score = reliability − resolution + uncertainty + within_bins."""
+
+    brier: float
+    reliability: float  # Σ_b (n_b / n)·(mean prediction_b − frequency_b)², which calibration can reduce
+    resolution: float  # Σ_b (n_b / n)·(frequency_b − overall frequency)², how well predictions separate the events
+    uncertainty: float  # overall frequency times one minus it, which does not depend on the predictions
+    within_bins: float  # variance of the predictions within bins, minus twice their covariance with the outcomes
+
+
+def murphy_decomposition(
+    probs: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    adaptive: bool = True,
+    of: Literal["classes", "confidence"] | int = "classes",
+    sample_weight: ArrayLike | None = None,
+) -> MurphyDecomposition:
+    """Murphy's (1973) decomposition of the Brier score over bins of the prediction.
+
+    Parameters
+    ----------
+    probs, labels, bins, adaptive, sample_weight
+        As in `expected_calibration_error`.
+    of
+        "classes": the mean over all classes, whose Brier score is `multiclass_brier_loss`; "confidence": of the top
+        class, whose Brier score is `top_label_brier_loss`; or the index of a class.
+    """
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive)
+    if isinstance(of, str) and of == "classes":
+        parts = [astuple(_murphy(predictions, binning, k)) for k in range(predictions.n_classes)]
+        return MurphyDecomposition(*np.mean(parts, axis=0).tolist())
+    return _murphy(predictions, binning, check_event(of, predictions.n_classes))
+
+
+def _murphy(predictions: Predictions, binning: Binning, of: Event) -> MurphyDecomposition:
+    values, occurred = predictions.event(of)
+    binned = bin_event(predictions, binning, of=of)
+    overall = predictions.mean(occurred)
+    brier = predictions.mean((values.astype(np.float64) - occurred) ** 2)
+    reliability = binned.mean_of(binned.gap**2)
+    resolution = binned.mean_of((binned.observed_frequency - overall) ** 2)
+    uncertainty = overall * (1.0 - overall)
+    within_bins = brier - (reliability - resolution + uncertainty)
+    return MurphyDecomposition(brier, reliability, resolution, uncertainty, within_bins)
+
+
+def _plain(predictions: Predictions, binning: Binning, of: Event) -> float:
+    binned = bin_event(predictions, binning, of=of)
+    return binned.mean_of(binned.gap**2)
+
+
+def _debiased(predictions: Predictions, binning: Binning, of: Event) -> float:
+    event = sort_event(predictions, of)
+    if binning.adaptive:
+        binning = binning._replace(bins=max(min(binning.bins, predictions.n_samples // 2), 1))
+    w, r = event.row_weights, event.residuals
+    mass, residual, square, squared_mass = event.cut(binning).sums(w, w * r, w * r**2, w**2)
+    enough = mass**2 > squared_mass * (1 + ROUNDING)  # a single sample has no variance
+    if not enough.any():
+        return float("nan")
+    mass, residual, square, squared_mass = (sums[enough] for sums in (mass, residual, square, squared_mass))
+    gap = residual / mass
+    variance = np.maximum(square - mass * gap**2, 0.0) / (mass - squared_mass / mass)
+    return float(np.sum(mass * (gap**2 - variance * squared_mass / mass**2)) / mass.sum())
+
+
+def canonical_calibration_error(
+    probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
+) -> float:
+    """Σ_c (n_c / n)·½·Σ_k |mean of p_k in cell c − frequency of class k in cell c|, over cells of the simplex.
+
+    Two rows are in one cell if each of their probabilities falls into the same of the bins
+    [0, 1/B), [1/B, 2/B), …, [1 − 1/B, 1]. Half the sum over classes is the total variation distance.
+
+    Parameters
+    ----------
+    probs, labels, sample_weight
+        As in `expected_calibration_error`.
+    bins
+        Number of bins B of every probability.
+
+    Returns
+    -------
+    float
+        From 0 to 1, lower is better. With many classes almost every sample is alone in its cell, and the value
+        measures the distance of predictions from the labels rather than calibration: compare it only between methods
+        on the same samples.
+    """
+    predictions = check_predictions(probs, labels, sample_weight)
+    cells, weights = _cells(predictions.probs, check_bins(bins)), predictions.row_weights
+    total = 0.0
+    for k, column in enumerate(predictions.probs.T):  # one class at a time, so that memory stays bounded
+        differences = np.bincount(cells, weights=weights * (column.astype(np.float64) - (predictions.labels == k)))
+        total += float(np.abs(differences).sum())
+    return total / (2 * float(weights.sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class CanonicalCells:
+    """Predicted and observed distributions in the occupied cells of the simplex; the samples themselves for plots."""
+
+    counts: NDArray[np.intp]  # (n_cells,), samples in each cell
+    mean_prediction: NDArray[np.float64]  # (n_cells, n_classes)
+    observed_frequency: NDArray[np.float64]  # (n_cells, n_classes), of each class
+    weights: NDArray[np.float64]  # (n_cells,), sums of the samples' weights; the counts if they have none
+    bins: int  # of every probability
+    probs: Floats
+    labels: NDArray[np.intp]
+
+    @property
+    def calibration_error(self) -> float:
+        """Mean total variation between prediction and observation: `canonical_calibration_error`."""
+        distances = 0.5 * np.abs(self.mean_prediction - self.observed_frequency).sum(axis=1)  # (n_cells,)
+        return float(np.average(distances, weights=self.weights))
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.labels):,} samples in {len(self.counts):,} cells of the simplex of {self.probs.shape[1]:,} "
+            f"classes, canonical calibration error {self.calibration_error:.4f}"
+        )
+
+
+def canonical_cells(
+    probs: ArrayLike, labels: ArrayLike, *, bins: int = 10, sample_weight: ArrayLike | None = None
+) -> CanonicalCells:
+    """Return the cells of `canonical_calibration_error`, of the same parameters; those without weight are left out."""
+    predictions = check_predictions(probs, labels, sample_weight)
+    number, n_classes = check_bins(bins), predictions.n_classes
+    cells = _cells(predictions.probs, number)
+    weights = predictions.row_weights
+    mass = np.bincount(cells, weights=weights)
+    predicted = np.stack([np.bincount(cells, weights=weights * column) for column in predictions.probs.T], axis=1)
+    of_pair = np.bincount(cells * n_classes + predictions.labels, weights=weights, minlength=len(mass) * n_classes)
+    return CanonicalCells(
+        counts=np.bincount(cells),
+        mean_prediction=predicted / mass[:, None],
+        observed_frequency=of_pair.reshape(len(mass), n_classes) / mass[:, None],
+        weights=np.asarray(mass, dtype=np.float64),
+        bins=number,
+        probs=predictions.probs,
+        labels=predictions.labels,
+    )
+
+
+def _cells(probs: Floats, bins: int) -> NDArray[np.intp]:
+    """Return the cell of every row; occupied cells are numbered from 0."""
+    edges = (np.arange(1, bins) / bins).astype(probs.dtype)  # correctly rounded, so that 0.3 is the edge 3/10
+    coordinates = np.empty(probs.shape, dtype=np.min_scalar_type(bins))  # (n_samples, n_classes), one byte each
+    for rows in blocks(*probs.shape):
+        coordinates[rows] = np.searchsorted(edges, probs[rows], side="right")
+    as_bytes = coordinates.view(f"V{coordinates.itemsize * probs.shape[1]}")[:, 0]  # each row is one value
+    return np.asarray(np.unique(as_bytes, return_inverse=True)[1].reshape(-1), dtype=np.intp)

@@ -12,21 +12,21 @@ from typing import Literal, SupportsFloat
 
 from numpy.typing import ArrayLike
 
-from kcal.metrics.calibration import classwise_calibration_error, expected_calibration_error
-from kcal.metrics.canonical_error import canonical_calibration_error
-from kcal.metrics.kernel_error import kernel_calibration_error
+from kcal.metrics.calibration import (
+    canonical_calibration_error,
+    classwise_calibration_error,
+    debiased_squared_calibration_error,
+    expected_calibration_error,
+    marginal_calibration_error,
+    top_label_calibration_error,
+)
+from kcal.metrics.kernel_errors import kde_calibration_error, kernel_calibration_error, smooth_calibration_error
 from kcal.metrics.scores import (
     accuracy,
     accuracy_rejection_area,
     multiclass_brier_loss,
     negative_log_likelihood,
     top_label_brier_loss,
-)
-from kcal.metrics.smooth_error import kde_calibration_error, smooth_calibration_error
-from kcal.metrics.squared_errors import (
-    debiased_squared_calibration_error,
-    marginal_calibration_error,
-    top_label_calibration_error,
 )
 
 Direction = Literal["lower", "higher"]

@@ -1,5 +1,19 @@
-"""A self-contained HTML page about the calibration of probabilities: tables and plots inline, no scripts."""
+"""A self-contained HTML report about the calibration of probabilities: tables and figures inline, no scripts.
 
-from kcal.report.writing import report_page, write_report
+``kcal.report.html`` renders the templates and needs no matplotlib; so the report itself is imported on first use.
+"""
 
-__all__ = ["report_page", "write_report"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kcal.report.calibration import render_report, write_report
+
+__all__ = ["render_report", "write_report"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kcal.report import calibration
+
+    return getattr(calibration, name)

@@ -1,22 +1,22 @@
-"""What a page holds, read by Python's own parser."""
+"""What a document holds, read by Python's own parser."""
 
 from html.parser import HTMLParser
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
 
-class Page(HTMLParser):
-    """Elements, the text of each section by its id, tables as rows of texts, pictures; whether tags nest."""
+class Document(HTMLParser):
+    """Elements, the text of each section by its id, tables as rows of texts, figures; raises if tags do not nest."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.tags, self.ids, self.open = [], [], []
-        self.attributes = []
-        self.sections, self.tables, self.pictures = {}, [], []
+        self.tags, self.attributes, self.ids, self.open = [], [], [], []
+        self.sections, self.tables, self.figures = {}, [], []
         self.text = ""
         self._section = None
         self.feed(text)
         self.close()
+        assert self.open == []
 
     def handle_starttag(self, tag, attributes):
         named = dict(attributes)
@@ -28,35 +28,33 @@ class Page(HTMLParser):
         if tag == "section":
             self._section = named["id"]
             self.sections[self._section] = ""
-        if tag == "table":
+        elif tag == "table":
             self.tables.append([])
-        if tag == "tr":
+        elif tag == "tr":
             self.tables[-1].append([])
-        if tag in ("td", "th"):
+        elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
-        if tag == "svg":
-            self.pictures.append({**named, "texts": []})
-        if tag == "text":
-            self.pictures[-1]["texts"].append("")
+        elif tag == "svg":
+            self.figures.append({**named, "texts": []})
+        elif tag == "text":
+            self.figures[-1]["texts"].append("")
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open, f"</{tag}> closes nothing"
-        assert self.open[-1] == tag, f"</{tag}> closes {self.open[-1]}"
-        self.open.pop()
+        assert self.open.pop() == tag
         if tag == "section":
             self._section = None
 
     def handle_data(self, data):
-        if "style" in self.open:
-            return
-        if "svg" in self.open:
-            if "text" in self.open:
-                self.pictures[-1]["texts"][-1] += data
+        data = data.replace("\N{NO-BREAK SPACE}", " ")
+        if "text" in self.open:
+            self.figures[-1]["texts"][-1] += data
+        if "style" in self.open or "svg" in self.open:
             return
         self.text += data
         if self._section is not None:
             self.sections[self._section] += data
-        if self.open and {"td", "th"} & set(self.open) and self.tables:
+        if {"td", "th"} & set(self.open):
             self.tables[-1][-1][-1] += data
