@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -121,5 +122,6 @@ def token_revoke(file: options.TokenFile, name: Names) -> None:
 token = typer.Typer(
     no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke the tokens of a service."
 )
-for _name, _command in {"create": token_create, "list": token_list, "revoke": token_revoke}.items():
+_commands: dict[str, Callable[..., None]] = {"create": token_create, "list": token_list, "revoke": token_revoke}
+for _name, _command in _commands.items():
     token.command(_name, help=re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(_command) or ""))(_command)

@@ -14,8 +14,11 @@ from kcal.serving.protocol import busy
 class Job(Protocol):
     """Rows of one request; only jobs of the same key are run together."""
 
-    n_rows: int
-    key: Hashable
+    @property
+    def n_rows(self) -> int: ...  # noqa: D102
+
+    @property
+    def key(self) -> Hashable: ...  # noqa: D102
 
 
 class Batcher:

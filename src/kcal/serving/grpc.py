@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import version as package_version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,65 +28,7 @@ from kcal.serving.protocol import (
 )
 from kcal.serving.service import ANY_SCOPE, Service
 
-INT64, UINT64, INT32, BOOL, STRING, MESSAGE, BYTES, UINT32 = 3, 4, 5, 8, 9, 11, 12, 13
-DOUBLE, FLOAT = 1, 2
-"""Types of fields, by their numbers in protocol buffers."""
-TENSOR_METADATA = {"name": (1, STRING), "datatype": (2, STRING), "shape": (3, INT64, "repeated")}
-MESSAGES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "ServerLiveRequest": {},
-    "ServerLiveResponse": {"live": (1, BOOL)},
-    "ServerReadyRequest": {},
-    "ServerReadyResponse": {"ready": (1, BOOL)},
-    "ModelReadyRequest": {"name": (1, STRING), "version": (2, STRING)},
-    "ModelReadyResponse": {"ready": (1, BOOL)},
-    "ServerMetadataRequest": {},
-    "ServerMetadataResponse": {"name": (1, STRING), "version": (2, STRING), "extensions": (3, STRING, "repeated")},
-    "ModelMetadataRequest": {"name": (1, STRING), "version": (2, STRING)},
-    "TensorMetadata": TENSOR_METADATA,
-    "ModelMetadataResponse": {
-        "name": (1, STRING),
-        "versions": (2, STRING, "repeated"),
-        "platform": (3, STRING),
-        "inputs": (4, "TensorMetadata", "repeated"),
-        "outputs": (5, "TensorMetadata", "repeated"),
-    },
-    "InferParameter": {"bool_param": (1, BOOL), "int64_param": (2, INT64), "string_param": (3, STRING)},
-    "Parameter": {"key": (1, STRING), "value": (2, "InferParameter")},
-    "InferTensorContents": {
-        "bool_contents": (1, BOOL, "repeated"),
-        "int_contents": (2, INT32, "repeated"),
-        "int64_contents": (3, INT64, "repeated"),
-        "uint_contents": (4, UINT32, "repeated"),
-        "uint64_contents": (5, UINT64, "repeated"),
-        "fp32_contents": (6, FLOAT, "repeated"),
-        "fp64_contents": (7, DOUBLE, "repeated"),
-        "bytes_contents": (8, BYTES, "repeated"),
-    },
-    "InferTensor": {
-        **TENSOR_METADATA,
-        "parameters": (4, "Parameter", "repeated"),
-        "contents": (5, "InferTensorContents"),
-    },
-    "RequestedOutput": {"name": (1, STRING), "parameters": (2, "Parameter", "repeated")},
-    "ModelInferRequest": {
-        "model_name": (1, STRING),
-        "model_version": (2, STRING),
-        "id": (3, STRING),
-        "parameters": (4, "Parameter", "repeated"),
-        "inputs": (5, "InferTensor", "repeated"),
-        "outputs": (6, "RequestedOutput", "repeated"),
-        "raw_input_contents": (7, BYTES, "repeated"),
-    },
-    "ModelInferResponse": {
-        "model_name": (1, STRING),
-        "model_version": (2, STRING),
-        "id": (3, STRING),
-        "outputs": (5, "InferTensor", "repeated"),
-        "raw_output_contents": (6, BYTES, "repeated"),
-    },
-}
-"""The messages of the protocol: fields with their numbers and types. Maps are repeated pairs of key and value, which is
-how they are sent."""
+PROTOCOL = Path(__file__).with_name("inference.proto")
 CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -105,26 +49,27 @@ def require_grpc() -> None:
 
 @cache
 def message_types() -> dict[str, Any]:
-    """Return the classes of the messages, from a pool of their own: others may define the same names."""
+    """Return the classes of the messages of inference.proto, from a pool of their own: others may define the same."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="kcal/inference.proto", package="inference", syntax="proto3")
-    for message_name, fields in MESSAGES.items():
-        message = file.message_type.add(name=message_name)
-        for name, (number, kind, *repeated) in fields.items():
-            entry = message.field.add(name=name, number=number, label=3 if repeated else 1)
-            if isinstance(kind, str):
-                entry.type, entry.type_name = MESSAGE, f".inference.{kind}"
+    kinds = descriptor_pb2.FieldDescriptorProto.Type
+    for name, fields in re.findall(r"message (\w+) \{(.*?)\}", PROTOCOL.read_text(encoding="utf-8"), re.DOTALL):
+        message = file.message_type.add(name=name)
+        for label, kind, field, number in re.findall(r"(repeated |optional |)(\w+) (\w+) = (\d+);", fields):
+            entry = message.field.add(name=field, number=int(number), label=3 if label == "repeated " else 1)
+            if kind[0].isupper():
+                entry.type, entry.type_name = kinds.Value("TYPE_MESSAGE"), f".inference.{kind}"
             else:
-                entry.type = kind
-        if message_name == "InferParameter":
-            message.oneof_decl.add(name="choice")
-            for entry in message.field:
-                entry.oneof_index = 0
+                entry.type = kinds.Value(f"TYPE_{kind.upper()}")
+            if label == "optional ":  # whether it is given is known by a choice of its own
+                entry.proto3_optional, entry.oneof_index = True, len(message.oneof_decl)
+                message.oneof_decl.add(name=f"_{field}")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     find = pool.FindMessageTypeByName
-    return {name: message_factory.GetMessageClass(find(f"inference.{name}")) for name in MESSAGES}
+    names = [message.name for message in file.message_type]
+    return {name: message_factory.GetMessageClass(find(f"inference.{name}")) for name in names}
 
 
 class Methods:
@@ -185,8 +130,8 @@ SCOPES = {"ModelInfer": ("predict",), "ServerLive": (), "ServerReady": ()}
 
 
 def _parameters(message: Any) -> dict[str, Any]:
-    pairs = ((pair.key, pair.value.WhichOneof("choice"), pair.value) for pair in message.parameters)
-    return {key: getattr(value, choice) for key, choice, value in pairs if choice}
+    """Return the parameters of a message, those that are given."""
+    return {pair.key: value for pair in message.parameters for _, value in pair.value.ListFields()}
 
 
 def _read_tensors(request: Any, content: InferenceRequest) -> dict[str, NDArray[Any]]:
@@ -246,7 +191,7 @@ async def serve_grpc(service: Service) -> AsyncIterator[None]:
     import grpc
 
     methods = Methods(service)
-    names = [name.removesuffix("Request") for name in MESSAGES if name.endswith("Request")]
+    names = [name.removesuffix("Request") for name in message_types() if name.endswith("Request")]
     handlers = {name: _handler(service, name, getattr(methods, name)) for name in names}
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", settings.max_body)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))

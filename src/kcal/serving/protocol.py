@@ -207,7 +207,7 @@ def from_binary(name: str, datatype: str, shape: Sequence[int], content: memoryv
 
 def _split_strings(name: str, count: int, content: memoryview) -> list[bytes]:
     """Return the elements of BYTES, each of which comes after its length in 4 bytes."""
-    elements, start = [], 0
+    elements, start = list[bytes](), 0
     while start + 4 <= len(content) and len(elements) < count:
         end = start + 4 + int(struct.unpack_from("<I", content, start)[0])
         elements.append(bytes(content[start + 4 : end]))

@@ -98,9 +98,7 @@ class Summary:
 
     time: float
     classes: NDArray[Any]
-    n_predictions: int
-    n_labels: int
-    n_inputs: int  # that the monitor of inputs has seen
+    counts: tuple[int, int, int]  # predictions, labels, and inputs that their monitor has seen
     recent: Floats  # (n, n_classes)
     evidence: Floats  # (m,), of the latest predictions that have it
     probs: Floats  # (n_labelled, n_classes), of the latest labelled predictions
@@ -110,6 +108,21 @@ class Summary:
     monitor: MonitorReport
     alarms: tuple[Alarm, ...]
     latest: tuple[Prediction, ...]
+
+    @property
+    def n_predictions(self) -> int:
+        """Predictions since the record began."""
+        return self.counts[0]
+
+    @property
+    def n_labels(self) -> int:
+        """Labelled predictions since the record began."""
+        return self.counts[1]
+
+    @property
+    def n_inputs(self) -> int:
+        """Inputs that their monitor has seen."""
+        return self.counts[2]
 
     @property
     def accuracy(self) -> tuple[float, float, float]:
@@ -280,8 +293,9 @@ class Record:
             if len(probs):
                 performance = estimate_performance(probs, classes=classes, target="population")
             alarms = (*_alarms(report, self.inputs.alarm_at), *_notices(frequencies, evidence))
-        results = (probs, evidence, known, codes, performance, frequencies, report, alarms)
-        return Summary(time.time(), classes, *counts, *results, tuple(recent[::-1][:N_LATEST]))
+        latest = tuple(recent[::-1][:N_LATEST])
+        estimates = (performance, frequencies)
+        return Summary(time.time(), classes, counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
 
     def _watch_labels(self) -> None:
         """Let the monitor see labels that it has not seen, oldest first; the next summary goes on with the others."""

@@ -167,7 +167,7 @@ class Metrics:
         seconds = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
         shares = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-        of_model = {"labelnames": ["model"], "registry": registry}
+        of_model: dict[str, Any] = {"labelnames": ["model"], "registry": registry}
         self.requests = Counter("kcal_requests", "Requests", ["endpoint", "status"], registry=registry)
         self.seconds = Histogram(
             "kcal_request_seconds", "Time to answer", ["endpoint"], buckets=seconds, registry=registry
