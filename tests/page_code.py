@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 import kcal.datasets
 from commands_not_run import check_without_running, reason_not_to_run
-from deployment.service.running_service import running
 from kcal.cli import app
-from kcal.deployment.service import server
-from kcal.deployment.service.runtime import ServiceOptions
+from kcal.serving import app as server
+from kcal.serving.service import Settings
+from serving.running_service import running
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -167,7 +167,7 @@ class PageRun:
         assert result.exit_code == 0, f"{block.place}: “{command}” printed {result.output}\n{result.exception!r}"
         return result.output
 
-    def serve(self, options: ServiceOptions, on_started: Callable[[str], None]) -> None:
+    def serve(self, options: Settings, on_started: Callable[[str], None]) -> None:
         """Serve in a thread, at a port that is free, until the page ends."""
         settings = {item.name: getattr(options, item.name) for item in fields(options) if item.name != "port"}
         service = self.services.enter_context(running(**settings))

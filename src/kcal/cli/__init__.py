@@ -87,8 +87,9 @@ def _help(command: Any) -> dict[str, Any]:
 
 
 app.callback(**_help(kcal))(kcal)
-for _command in (demo, fit, predict, evaluate, explain, export, compress, bench, task, serve, token):
+for _command in (demo, fit, predict, evaluate, explain, export, compress, bench, task, serve):
     app.command(cls=Command, **_help(_command))(_command)
+app.add_typer(token, name="token")
 
 
 def main() -> None:

@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
 
 from kcal.cli import options
+
+GrpcPort = Annotated[
+    int | None,
+    typer.Option("--grpc-port", metavar="N", help="Port of gRPC; none by default.", min=1, max=65535),
+]
+Names = Annotated[str, typer.Option("--name", metavar="NAME", help="Whose token it is.")]
+Scopes = Annotated[
+    list[str], typer.Option("--scope", metavar="SCOPE", help="predict, feedback, metrics or admin; repeatable.")
+]
 
 
 def serve(
@@ -12,6 +28,7 @@ def serve(
     network: options.Network = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
+    grpc_port: GrpcPort = None,
     tokens: options.Tokens = None,
     store: options.Store = None,
     complete_store: options.CompleteStore = False,
@@ -22,13 +39,13 @@ def serve(
     recent: options.Recent = 10_000,
     quiet: options.Quiet = False,
 ) -> None:
-    """Serve a model, or a folder of models, over HTTP: Open Inference Protocol v2, feedback, metrics and a page.
+    """Serve a model, or a folder of models: Open Inference Protocol v2 over HTTP and gRPC, feedback and a dashboard.
 
-    A folder holds NAME.kcal (or NAME.onnx) and NAME/VERSION/FILE.kcal. A model takes embeddings and logits; with
-    [cyan]--network[/], or NAME.network.onnx beside NAME.kcal, it takes the inputs of its network. A file that is
-    replaced is loaded while the old one answers. With [cyan]--store[/] clients may send labels, and the model follows
-    them. The service listens to this machine alone; for another [cyan]--host[/] it needs [cyan]--tokens[/]. Ctrl-C or
-    SIGTERM ends it when all requests are answered.
+    A folder holds NAME.kcal of each model. A model takes embeddings and logits; with [cyan]--network[/], or
+    NAME.network.onnx beside NAME.kcal, it takes the inputs of its network. A file that is replaced is loaded while the
+    old one answers. With [cyan]--store[/] clients may send labels, and a KCal or a blend learns from them. The service
+    listens to this machine alone; for another [cyan]--host[/] it needs [cyan]--tokens[/]. Ctrl-C or SIGTERM ends it
+    when all requests are answered.
 
     [bold]Examples[/]
 
@@ -36,68 +53,75 @@ def serve(
 
     [green]kcal serve model.kcal --network network.onnx --store feedback.db[/]
     """
+    from kcal.cli.output import console, shown
+    from kcal.errors import MissingExtraError
+
+    for name in ("fastapi", "jinja2", "prometheus_client", "uvicorn"):
+        if find_spec(name) is None:
+            message = f"The service needs {name}, which is not installed. Run: pip install 'kcal[serve]'"
+            raise MissingExtraError(message)
     gc.disable()  # collections would take a fifth of the time of these imports, and free next to nothing
     try:
-        from kcal.cli.output import console, shown
-        from kcal.deployment.service.server import require_extra
-
-        require_extra()
-        from kcal.deployment.service.inference import BatchLimits
-        from kcal.deployment.service.runtime import ServiceOptions
-        from kcal.deployment.service.server import serve as run
+        from kcal.serving import app
+        from kcal.serving.service import Settings
     finally:
         gc.freeze()  # later collections pass over what was imported
         gc.enable()
 
-    limits = BatchLimits(max_batch, max_wait_ms / 1000, max_queue, recent)
-    settings = ServiceOptions(
+    settings = Settings(
         model,
-        host,
-        port,
-        store,
-        complete_store,
-        tokens,
-        limits,
-        int(max_body_mb * 2**20),
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
         network=network,
+        store=store,
+        store_is_complete=complete_store,
+        tokens=tokens,
+        max_batch=max_batch,
+        max_wait=max_wait_ms / 1000,
+        max_queue=max_queue,
+        max_body=int(max_body_mb * 2**20),
+        recent=recent,
     )
-    run(settings, None if quiet else lambda address: console().print(shown(f"{model} at {address}"), soft_wrap=True))
+    app.serve(
+        settings, None if quiet else lambda address: console().print(shown(f"{model} at {address}"), soft_wrap=True)
+    )
 
 
-def token(
-    action: options.TokenAction,
-    file: options.TokenFile,
-    name: options.TokenName = None,
-    scope: options.TokenScopes = None,
-) -> None:
-    """Make, list and revoke the tokens of a service: create, list or revoke.
+def token_create(file: options.TokenFile, name: Names, scope: Scopes) -> None:
+    """Make a token and show it, once: the file holds its digest alone.
 
-    A token is shown once; the file holds its digest. Scopes are predict, feedback, metrics (for
-    Prometheus) and admin, which allows everything. A running service sees changes within seconds.
+    Scopes are predict, feedback, metrics (for Prometheus) and admin, which allows everything.
 
-    [bold]Examples[/]
+    [bold]Example[/]
 
     [green]kcal token create tokens.json --name ward --scope predict --scope feedback[/]
-
-    [green]kcal token revoke tokens.json --name ward[/]
     """
-    import typer
+    from kcal.serving.tokens import create_token
 
-    from kcal.cli.messages import check_options
+    typer.echo(create_token(file, name, scope))
+
+
+def token_list(file: options.TokenFile) -> None:
+    """Show the names and scopes of all tokens of a file."""
     from kcal.cli.output import console, shown
-    from kcal.deployment.service.tokens import SCOPES, create_token, read_tokens, revoke_token
+    from kcal.serving.tokens import read_tokens
 
-    known = ("create", "list", "revoke")
-    check_options((action not in known, f"ACTION must be one of {', '.join(known)}; got {action!r}."))
-    check_options((action != "list" and not name, f"{action} needs --name NAME."))
-    check_options((action == "create" and not scope, f"create needs --scope, one or more of {', '.join(SCOPES)}."))
-    check_options((action == "list" and name, "--name is for create and revoke; list shows all tokens."))
-    check_options((action != "create" and scope, f"--scope is for create; {action} has no use for it."))
-    if action == "create":
-        typer.echo(create_token(file, name or "", scope or ()))
-    elif action == "revoke":
-        revoke_token(file, name or "")
-    else:
-        for record in read_tokens(file):
-            line = f"{record.name}: {', '.join(record.scopes)}; made {record.created}"
-            console().print(shown(line), soft_wrap=True)
+    for record in read_tokens(file):
+        line = f"{record.name}: {', '.join(record.scopes)}; made {record.created}"
+        console().print(shown(line), soft_wrap=True)
+
+
+def token_revoke(file: options.TokenFile, name: Names) -> None:
+    """End a token; a running service sees it within seconds."""
+    from kcal.serving.tokens import revoke_token
+
+    revoke_token(file, name)
+
+
+token = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke the tokens of a service."
+)
+_commands: dict[str, Callable[..., None]] = {"create": token_create, "list": token_list, "revoke": token_revoke}
+for _name, _command in _commands.items():
+    token.command(_name, help=re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(_command) or ""))(_command)

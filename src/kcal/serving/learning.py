@@ -1,0 +1,341 @@
+"""Feedback: labels, corrections and erasures are written to the calibration store; then the calibrator follows it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import HTTPException
+from pydantic import BeforeValidator, ConfigDict, Field, RootModel, model_validator
+
+from kcal.embeddings import ClassifierOutputs
+from kcal.errors import InvalidInputError, KcalError, without_warnings
+from kcal.persistence import CalibrationStore
+from kcal.serving.predictor import Arrays, Predictor, unable_to_learn
+from kcal.serving.protocol import Message, PrintableName, bad_request, busy, from_json
+from kcal.serving.record import Record
+from kcal.threads import threads_for
+
+logger = logging.getLogger("kcal.serving")
+
+SAVE_SECONDS = 60.0
+"""How often the record is written, and changes that other programs made in the store are looked for."""
+Label = str | int | float | bool
+
+
+class Feedback(Message):
+    """The label or the correction of a prediction, or its erasure; further fields are the inputs of the model."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, list[Any]]
+
+    id: PrintableName
+    label: Label | None = None
+    correction: Label | None = None
+    erase: Literal[True] | None = None
+    group: PrintableName | None = None
+
+    @model_validator(mode="after")
+    def _check_action(self) -> Feedback:
+        if sum(value is not None for value in (self.label, self.correction, self.erase)) != 1:
+            raise ValueError("must have one of label, correction and erase")
+        if self.erase and (self.group is not None or self.__pydantic_extra__):
+            raise ValueError("erase must come with the id alone")
+        return self
+
+    def given_label(self, classes: Sequence[Any]) -> Any:
+        """Return the class that was given; None for an erasure, and an error if the model has no such class."""
+        given = self.label if self.correction is None else self.correction
+        if given is None:
+            return None
+        for label in classes:
+            if str(label) == str(given) or (type(given) is int and type(label) is float and label == given):
+                return label
+        raise bad_request(f"the label of {self.id!r} must be a class of the model; got {given!r}")
+
+    def rows(self, predictor: Predictor) -> Arrays:
+        """Return the embedding and the logits, (1, ·) each, of the inputs that were given; none without inputs."""
+        arrays = {}
+        specs = {spec.name: spec for spec in predictor.inputs}
+        for name, values in self.__pydantic_extra__.items():
+            if name not in specs:
+                raise bad_request(f"feedback has no field {name!r}; the inputs of the model are {', '.join(specs)}")
+            array = from_json(name, specs[name].datatype, values)
+            arrays[name] = array[None] if array.ndim == len(specs[name].shape) - 1 else array
+        if not arrays:
+            return {}
+        checked = predictor.check(arrays)
+        if len(next(iter(checked.values()))) != 1:
+            raise bad_request(f"the inputs of {self.id!r} must be one row")
+        return predictor.rows(checked)
+
+
+def _as_list(content: Any) -> Any:
+    return content if isinstance(content, list) else [content]
+
+
+class FeedbackRecords(RootModel[list[Feedback]]):
+    """One record of feedback, or a list of them."""
+
+    root: Annotated[list[Feedback], BeforeValidator(_as_list), Field(min_length=1, max_length=10_000)]
+
+
+class Learner:
+    """Writes the feedback of one model to its store, and lets the calibrator follow the store.
+
+    A label is acknowledged when it is on disk. The calibrator follows in one background thread, which also saves the
+    record; a search for bandwidths or weights that is then due runs beside it. Predictions change by one assignment,
+    and wait for neither. An erasure is acknowledged when store, predictions and record have nothing of the sample.
+
+    Parameters
+    ----------
+    path : Path
+        File of the store.
+    is_complete : bool
+        Whether the store holds the whole calibration set: samples that it does not have are forgotten.
+    record : Record
+        Of the predictions.
+    show : callable
+        Called with a predictor that answers from now on.
+    """
+
+    def __init__(self, path: Path, is_complete: bool, record: Record, show: Callable[[Predictor], None]) -> None:
+        self.store, self.is_complete, self.record, self._show = CalibrationStore(path), is_complete, record, show
+        self.counts = {"stored": 0, "corrected": 0, "erased": 0, "absent": 0}
+        self.error = ""
+        """Why predictions do not follow the store, now or in general; empty if they do."""
+        self._lock = threading.RLock()
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._search_thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._work, name="kcal-learning")
+        first = next(iter(self.store.ids()), None)
+        if (first is None and is_complete) or not isinstance(first, str | None):
+            self.store.close()
+            expected = "must have samples with text as ids" if is_complete else "must have text as ids"
+            raise InvalidInputError("--store", expected, got=f"{path.name} with {first!r}")
+
+    def start(self, predictor: Predictor) -> None:
+        """Let another predictor follow the store and answer: at the start, and when the model's file is replaced."""
+        self.store.version = "" if self.is_complete else predictor.version
+        counts = self.store.count_by_version() if self.store.version else {}
+        self.n_other_versions = sum(counts.values()) - counts.get(self.store.version, 0)
+        reason, calibrator, sync, own_ids = unable_to_learn(predictor.calibrator), predictor.calibrator, None, set()
+        if not reason:
+            calibrator = _with_text_ids(calibrator)
+            own_ids = set() if self.is_complete else set(calibrator.current_ids_)
+            with without_warnings(), threads_for(0):
+                sync = self._new_sync(calibrator)
+                sync.update(search=False)
+        with self._lock:
+            self.predictor, self._calibrator, self._sync, self._own_ids = predictor, calibrator, sync, own_ids
+            self._reason = self.error = reason
+            self._follow(force=True)
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._wake.set()
+
+    def _new_sync(self, calibrator: Any) -> Any:
+        return self.store.follow(calibrator, keep_others=not self.is_complete, version=self.store.version or None)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the samples of the calibrator have groups: labels need them, too."""
+        return self._sync is not None and bool(self._calibrator.has_groups_)
+
+    def give(self, records: Sequence[Feedback]) -> list[str]:
+        """Write records, all or none; return what was done with each: "stored", "corrected", "erased" or "absent".
+
+        If predictions cannot follow an erasure, this raises though the sample is gone from the store; the same request
+        completes it later.
+        """
+        with self._lock:
+            predictor = self.predictor
+        classes = predictor.classes.tolist()
+        changes = [_Change(one.id, one.given_label(classes), one.rows(predictor), one.group) for one in records]
+        try:
+            with self.store.transaction():
+                done = self._write(changes, predictor)
+        except KcalError as error:
+            if isinstance(error, TimeoutError):
+                raise busy("the calibration store is busy; try again later") from error
+            if isinstance(error, InvalidInputError):
+                raise HTTPException(409, f"the calibration store refuses the feedback: {error}") from error
+            logger.error("feedback was not written: %s", error)
+            raise busy("the calibration store cannot be written", 5) from error
+        for change, status in zip(changes, done, strict=True):
+            self.counts[status] += 1
+            if change.label is not None:
+                self.record.label(change.id, change.label, change.group)
+        if erased := [change.id for change in changes if change.label is None]:
+            self._complete_erasure(erased, is_stored="erased" in done)
+        self._wake.set()
+        return done
+
+    def _write(self, changes: Sequence[_Change], predictor: Predictor) -> list[str]:
+        """Write changes in their order, as many at once as have different ids."""
+        done, part = list[str](), dict[str, _Change]()
+        for change in changes:
+            if change.id in part:
+                done += self._write_part(list(part.values()), predictor)
+                part = {}
+            part[change.id] = change
+        return done + self._write_part(list(part.values()), predictor)
+
+    def _write_part(self, changes: Sequence[_Change], predictor: Predictor) -> list[str]:
+        versions = self.store.versions_of([change.id for change in changes])
+        done, steps = [], dict[str, list[_Change]](deleted=[], corrected=[], stored=[])
+        for change, version in zip(changes, versions, strict=True):
+            if version is None and change.id in self._own_ids:
+                raise HTTPException(409, f"{change.id!r} is a sample of the model's file; change it there")
+            if change.label is None:
+                done.append("absent" if version is None else "erased")
+                steps["deleted"] += [change] if version is not None else []
+            elif version is None:
+                done.append("stored")
+                steps["stored"].append(change)
+            else:
+                done.append("corrected")
+                is_other = version != self.store.version and bool(change.rows)  # the sample of an earlier network
+                for step in ("deleted", "stored") if is_other else ("corrected",):
+                    steps[step].append(change)
+        if steps["deleted"]:
+            self.store.delete([change.id for change in steps["deleted"]])
+        if corrected := steps["corrected"]:
+            self.store.correct([change.id for change in corrected], np.array([change.label for change in corrected]))
+        if steps["stored"]:
+            self._append(steps["stored"], predictor)
+        return done
+
+    def _append(self, changes: Sequence[_Change], predictor: Predictor) -> None:
+        rows = [change.rows or self.record.rows_of(change.id, predictor.version) for change in changes]
+        widths = {"embeddings": predictor.calibrator.n_features_in_}
+        for change, row in zip(changes, rows, strict=True):
+            if set(row) != set(predictor.taken) or any(row[k].shape[1] != w for k, w in widths.items() if k in row):
+                names = " and ".join(spec.name for spec in predictor.inputs)
+                message = (
+                    f"no recent prediction and no sample has the id {change.id!r}; send its {names} with the label"
+                )
+                raise HTTPException(404, message)
+            if self.has_groups and change.group is None:
+                raise bad_request(f"feedback of {change.id!r} must have a group, as the samples of the model have")
+        matrices = {name: np.concatenate([row[name] for row in rows]).astype(np.float32) for name in predictor.taken}
+        self.store.append(
+            ClassifierOutputs(
+                **matrices,
+                labels=np.array([change.label for change in changes]),
+                groups=np.array([change.group for change in changes]) if self.has_groups else None,
+                ids=np.array([change.id for change in changes]),
+            )
+        )
+
+    def _complete_erasure(self, ids: Sequence[str], *, is_stored: bool) -> None:
+        """Let predictions, the record and its file follow an erasure; raise if one of them cannot."""
+        self.record.erase(ids)
+        try:
+            if is_stored:
+                self.store.vacuum()
+        except KcalError as error:  # in use elsewhere, or no space: the bytes go with the next vacuum
+            logger.warning("the store was not rewritten after an erasure: %s", error)
+        if not self._try(self._follow):
+            raise busy("the sample is erased from the store, but predictions do not follow it yet; try again later")
+        if not self._try(self._save) and self.record.path is not None:
+            self.record.path.unlink(missing_ok=True)  # no space, perhaps: the record begins anew after a restart
+
+    def _follow(self, force: bool = False) -> None:
+        """Apply what changed in the store, and let predictions come from the present samples."""
+        with self._lock, without_warnings(), threads_for(0):  # operations are small: threads would wait for each other
+            if self._sync is None:
+                if force:
+                    self._show(self.predictor)
+            elif self._sync.update(search=False) or force:
+                self._show_present()
+
+    def _show_present(self) -> None:
+        present = self._calibrator.snapshot(search=False)
+        self.predictor = Predictor(present, self.predictor.network)
+        self._show(self.predictor)
+
+    def _search(self) -> None:
+        """Search on a copy, which then takes the place of the calibrator: neither predictions nor erasures wait."""
+        with self._lock:
+            calibrator = self._calibrator
+            copy = deepcopy(calibrator)
+        with without_warnings(), threads_for(0):
+            copy.refresh()
+            with self._lock:
+                self._follow()
+                if calibrator is not self._calibrator:  # the file was replaced meanwhile
+                    return
+                kept = set(calibrator.current_ids_)
+                if gone := [name for name in copy.current_ids_ if name not in kept]:
+                    copy.forget(gone)
+                self._calibrator, self._sync = copy, self._new_sync(copy)
+                self._follow(force=True)
+
+    def _work(self) -> None:
+        last_save = time.monotonic()
+        while not self._stop.is_set():
+            self._wake.wait(SAVE_SECONDS)
+            self._wake.clear()
+            start = time.monotonic()
+            if self._try(self._follow) and self._sync is not None and self._calibrator.is_search_due_:
+                self._begin_search()
+            if start - last_save >= SAVE_SECONDS:
+                self._try(self._save)
+                last_save = time.monotonic()
+            self._stop.wait(time.monotonic() - start)  # predictions get the processor for as long as this took
+
+    def _begin_search(self) -> None:
+        if not self._stop.is_set() and (self._search_thread is None or not self._search_thread.is_alive()):
+            search = threading.Thread(target=self._try, args=(self._search,), name="kcal-search")
+            self._search_thread = search
+            search.start()
+
+    def _save(self) -> None:
+        """Write the record, without predictions whose samples another program has deleted from the store."""
+        names = self.record.labelled_ids()
+        known = self.store.contains(names) if names else []
+        if gone := [name for name, is_known in zip(names, known, strict=True) if not is_known]:
+            self.record.erase(gone)
+        self.record.save(self.predictor)
+
+    def _try(self, step: Callable[[], None]) -> bool:
+        """Return whether a step succeeded; if it did not, the next one tries again, and the dashboard says why."""
+        try:
+            step()
+        except Exception as error:
+            self.error = str(error) if isinstance(error, KcalError) else type(error).__name__
+            logger.error("%s failed: %s", step.__name__.strip("_"), self.error)
+            return False
+        self.error = self._reason
+        return True
+
+    def close(self) -> None:
+        """End the threads, save the record, and close the store."""
+        self._stop.set()
+        self._wake.set()
+        for thread in (self._thread, self._search_thread):
+            if thread is not None and thread.ident is not None:
+                thread.join()
+        if self._thread.ident is not None:
+            self._try(self._save)
+        self.store.close()
+
+
+class _Change:
+    """A checked record of feedback; without a label, an erasure."""
+
+    def __init__(self, name: str, label: Any, rows: Arrays, group: str | None) -> None:
+        self.id, self.label, self.rows, self.group = name, label, rows, group
+
+
+def _with_text_ids(calibrator: Any) -> Any:
+    """Return a copy of a calibrator whose samples have text as ids, as predictions have: "row 17" without ids."""
+    prefix = "row " if calibrator.ids_ is None else ""
+    return calibrator.snapshot(ids=[f"{prefix}{name}" for name in calibrator.current_ids_])

@@ -1,0 +1,474 @@
+"""The record of a served model: its latest predictions, their labels, and the monitors that watch both."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+
+from kcal.calibrators import Calibrator
+from kcal.errors import FileFormatError, KcalError, without_warnings
+from kcal.files import write_whole
+from kcal.metrics import ReliabilityBins, negative_log_likelihood, reliability
+from kcal.monitoring import (
+    CalibrationMonitor,
+    DriftMonitor,
+    MonitorReport,
+    PerformanceEstimate,
+    PriorEstimate,
+    estimate_performance,
+    estimate_prior,
+)
+from kcal.serving.predictor import Arrays, Predictor
+
+logger = logging.getLogger("kcal.serving")
+Floats = NDArray[np.float64]
+
+FORMAT = 3
+ALPHA = 0.05
+TOLERANCE = 0.01
+"""By how much probabilities may be off without an alarm: no calibrator is perfect."""
+LOW_EVIDENCE = 0.05
+MAX_GROUPS = 200
+"""Groups that are watched one by one, those that come first; all later ones are watched as one."""
+OTHER_GROUPS = "other groups"
+MAX_WATCHED = 256
+"""Inputs of the latest predictions that a summary lets the monitor see, at most."""
+PERIOD = 5_000
+"""Inputs after which the monitor begins again with the calibration set: its memory is bounded."""
+MAX_NUMBERS = 2**19
+"""Rows times classes that a summary computes estimates of, and lets the monitor of labels see, at most."""
+MIN_ROWS, MAX_CLASSES = 100, 400
+"""Rows, and classes, with which class frequencies are estimated: the time grows with the cube of the classes."""
+N_LATEST = 20
+"""Predictions that a summary lists."""
+
+
+@dataclass(slots=True, eq=False)
+class Prediction:
+    """One prediction."""
+
+    id: str | None
+    time: float
+    probs: NDArray[np.float32]  # (n_classes,)
+    rows: Arrays = field(default_factory=dict)  # embedding and logits
+    version: str = ""  # of the network that computed them
+    evidence: float | None = None
+    code: int = -1  # column of the label
+    group: str | None = None
+    is_watched: bool = False  # by the monitor of inputs
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that needs attention.
+
+    Attributes
+    ----------
+    kind : str
+        "calibration", "class", "group" or "inputs" of an alarm; "frequencies" or "evidence" of a notice.
+    severity : "alarm" or "notice"
+        An alarm is false with a probability of 5 % at most, however long the service runs; a notice is a test of the
+        latest predictions alone.
+    after : int or None
+        Labels, or inputs, after which it was raised.
+    """
+
+    kind: str
+    severity: str
+    message: str
+    remedy: str
+    after: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """What the record says now: counts, estimates, monitors and the latest predictions."""
+
+    time: float
+    classes: NDArray[Any]
+    counts: tuple[int, int, int]  # predictions, labels, and inputs that their monitor has seen
+    recent: Floats  # (n, n_classes)
+    evidence: Floats  # (m,), of the latest predictions that have it
+    probs: Floats  # (n_labelled, n_classes), of the latest labelled predictions
+    codes: NDArray[np.intp]  # (n_labelled,)
+    performance: PerformanceEstimate | None
+    frequencies: PriorEstimate | None
+    monitor: MonitorReport
+    alarms: tuple[Alarm, ...]
+    latest: tuple[Prediction, ...]
+
+    @property
+    def n_predictions(self) -> int:
+        """Predictions since the record began."""
+        return self.counts[0]
+
+    @property
+    def n_labels(self) -> int:
+        """Labelled predictions since the record began."""
+        return self.counts[1]
+
+    @property
+    def n_inputs(self) -> int:
+        """Inputs that their monitor has seen."""
+        return self.counts[2]
+
+    @property
+    def accuracy(self) -> tuple[float, float, float]:
+        """Accuracy of the labelled predictions, with Wilson's interval of 95 %."""
+        return _share(self.probs.argmax(axis=1) == self.codes)
+
+    @property
+    def log_loss(self) -> float:
+        """Mean log-loss of the labelled predictions."""
+        return float(negative_log_likelihood(self.probs, self.codes))
+
+    def reliability(self, of: Any = "confidence") -> ReliabilityBins:
+        """Return the reliability curve of the top class, or of a column, in 10 bins of at least 10 labels."""
+        return reliability(self.probs, self.codes, bins=10, of=of, adaptive=False, minimum_count=10)
+
+
+def _share(hits: NDArray[np.bool_]) -> tuple[float, float, float]:
+    interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
+    return float(hits.mean()), float(interval.low), float(interval.high)
+
+
+class Record:
+    """The latest predictions of a model, and the latest with labels, ``capacity`` each; safe to use from any thread.
+
+    Adding a prediction costs little. The monitors see what came since when a summary is made. A correction or an
+    erasure of a label lets the monitor of labels begin again with those of the record.
+
+    Parameters
+    ----------
+    capacity : int
+        Predictions, and labelled predictions, that are kept.
+    path : Path, optional
+        File that holds counts, monitors and labelled predictions (id, probabilities, label, group) over a restart.
+    """
+
+    def __init__(self, capacity: int, path: Path | None = None) -> None:
+        self.capacity, self.path = capacity, path
+        self.n_predictions = self.n_labels = 0
+        self.inputs = InputMonitor()
+        self._lock = threading.RLock()  # of the predictions; held for moments
+        self._watching = threading.RLock()  # of the monitors; taken first if both are
+        self._start(np.empty(0))
+
+    def _start(self, classes: NDArray[Any]) -> None:
+        """Begin with these classes, without predictions."""
+        self.classes = classes
+        self._codes = {str(label): code for code, label in enumerate(classes.tolist())}
+        self._recent: deque[Prediction] = deque()
+        self._by_id: dict[str, Prediction] = {}
+        self._labelled: dict[str, Prediction] = {}
+        self._before_reset: set[str] = set()
+        self._restart_monitor()
+
+    def _restart_monitor(self) -> None:
+        """Let the monitor of labels begin again with the labels of the record that came since the last reset."""
+        classes = self.classes if len(self.classes) else [0, 1]  # not known before the first prediction
+        self._monitor = CalibrationMonitor(classes, alpha=ALPHA, tolerance=TOLERANCE)
+        ignored = self._before_reset
+        self._waiting = [one for name, one in self._labelled.items() if name not in ignored]
+        self._groups: set[str] = set()
+
+    def add(
+        self,
+        classes: NDArray[Any],
+        ids: Sequence[str] | None,
+        probs: NDArray[np.float32],
+        evidence: NDArray[Any] | None = None,
+        rows: Mapping[str, NDArray[Any]] | None = None,
+        version: str = "",
+    ) -> None:
+        """Add predictions, (n, n_classes); the record begins again if the model has learned another class."""
+        n, now = len(probs), time.time()
+        first = max(n - self.capacity, 0)
+        probs, kept = probs[first:].copy(), {name: part[first:].copy() for name, part in (rows or {}).items()}
+        with self._lock:
+            if len(classes) != len(self.classes) or classes.tolist() != self.classes.tolist():
+                self._start(classes)
+            self.n_predictions += n
+            for place in range(n - first):
+                name = None if ids is None else ids[first + place]
+                known = None if evidence is None else float(evidence[first + place])
+                inputs = {key: part[place] for key, part in kept.items()}
+                one = Prediction(name, now, probs[place], inputs, version, known)
+                self._recent.append(one)
+                if name is not None:
+                    self._by_id[name] = one
+            while len(self._recent) > self.capacity:
+                old = self._recent.popleft()
+                if old.id is not None and self._by_id.get(old.id) is old:
+                    del self._by_id[old.id]
+
+    def rows_of(self, name: str, version: str) -> Arrays:
+        """Return the embedding and the logits of a prediction, (1, ·) each; none if they are not known any more."""
+        with self._lock:
+            one = self._by_id.get(name)
+            known = one is not None and one.version == version
+            return {key: row[None].copy() for key, row in one.rows.items()} if one is not None and known else {}
+
+    def label(self, name: str, label: Any, group: str | None = None) -> None:
+        """Set the label of a prediction; unknown ids and labels are ignored, and an id counts once."""
+        with self._lock:
+            code, known = self._codes.get(str(label)), self._labelled.get(name)
+            one = known or self._by_id.get(name)
+            if one is None or code is None:
+                return
+            has_changed, one.code = one.code != code, code
+            if known is not None:
+                if has_changed:
+                    self._restart_monitor()
+                return
+            one.group = group
+            self.n_labels += 1
+            self._labelled[name] = one
+            self._waiting.append(one)
+            while len(self._labelled) > self.capacity:
+                oldest = next(iter(self._labelled))
+                del self._labelled[oldest]
+                self._before_reset.discard(oldest)
+
+    def erase(self, ids: Iterable[str]) -> None:
+        """Erase all that is known of some ids."""
+        names = set(ids)
+        with self._lock:
+            for one in [*self._recent, *self._labelled.values()]:
+                if one.id in names:  # the arrays are those of the whole request
+                    for row in (one.probs, *one.rows.values()):
+                        row[...] = 0
+            self._recent = deque(one for one in self._recent if one.id not in names)
+            for name in names:
+                self._by_id.pop(name, None)
+                self._before_reset.discard(name)
+            if any(self._labelled.pop(name, None) for name in names):
+                self._restart_monitor()
+
+    def labelled_ids(self) -> list[str]:
+        """Return the ids of the labelled predictions."""
+        with self._lock:
+            return list(self._labelled)
+
+    def reset_monitors(self) -> None:
+        """End all alarms: the monitors begin again, with the predictions and labels that come from now on."""
+        with self._lock:
+            self._before_reset = set(self._labelled)
+            self._restart_monitor()
+            self.inputs = InputMonitor()
+            for one in self._recent:
+                one.is_watched = True
+
+    def summary(self, predictor: Predictor) -> Summary:
+        """Let the monitors see what is new, and return what the record says now."""
+        with self._watching, without_warnings():
+            with self._lock:
+                if not len(self.classes):
+                    self._start(predictor.classes)
+            self._watch_labels()
+            self._watch_inputs(predictor.calibrator)
+            with self._lock:
+                classes = self.classes
+                size = max(MAX_NUMBERS // len(classes), 1)
+                recent, labelled = list(self._recent)[-size:], list(self._labelled.values())[-size:]
+                probs, known = (_stack([one.probs for one in ones], len(classes)) for ones in (recent, labelled))
+                codes = np.array([one.code for one in labelled], dtype=np.intp)
+                counts = self.n_predictions, self.n_labels, self.inputs.n_rows
+                report = self._monitor.report()
+            evidence = np.array([one.evidence for one in recent if one.evidence is not None], dtype=np.float64)
+            frequencies = _estimate_frequencies(probs, predictor.calibrator, classes)
+            performance = None
+            if len(probs):
+                performance = estimate_performance(probs, classes=classes, target="population")
+            alarms = (*_alarms(report, self.inputs.alarm_at), *_notices(frequencies, evidence))
+        latest = tuple(recent[::-1][:N_LATEST])
+        estimates = (performance, frequencies)
+        return Summary(time.time(), classes, counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
+
+    def _watch_labels(self) -> None:
+        """Let the monitor see labels that it has not seen, oldest first; the next summary goes on with the others."""
+        with self._lock:
+            size = max(MAX_NUMBERS // len(self.classes) // 4, 1)
+            rows, self._waiting = self._waiting[:size], self._waiting[size:]
+            monitor, watched = self._monitor, self._groups  # others take their place after a correction
+            probs = _stack([one.probs for one in rows], len(self.classes))
+            labels = self.classes[[one.code for one in rows]]
+            groups = [one.group for one in rows]
+        for group in groups:
+            if group is not None and len(watched) < MAX_GROUPS:
+                watched.add(group)
+        has_group = np.array([group is not None for group in groups], dtype=np.bool_)
+        if has_group.any():
+            names = [group if group in watched else OTHER_GROUPS for group in groups if group is not None]
+            monitor.update(probs[has_group], labels[has_group], names)
+        if not has_group.all():
+            monitor.update(probs[~has_group], labels[~has_group])
+
+    def _watch_inputs(self, calibrator: Any) -> None:
+        """Let the monitor see inputs that came since the last summary, but for those that the calibrator has learned.
+
+        A learned row is part of the calibration set, and would look too close to it.
+        """
+        name = "logits" if calibrator.inputs == "logits" else "embeddings"
+        with self._lock:
+            new = [one for one in list(self._recent)[-MAX_WATCHED:] if not one.is_watched]
+            for one in self._recent:
+                one.is_watched = True
+            new = [one for one in new if name in one.rows and len(one.rows[name]) == calibrator.n_features_in_]
+            rows = np.array([one.rows[name] for one in new])
+        if not calibrator.has_evidence or not new:
+            return
+        unseen = np.flatnonzero(~calibrator.was_fitted_on(rows))
+        if not len(unseen):
+            return
+        reference = calibrator.calibration_log_evidence_
+        densities = np.asarray(calibrator.log_evidence(rows[unseen]), dtype=np.float64)
+        self.inputs.update(np.searchsorted(reference, densities) / len(reference), len(reference))
+        for place, evidence in zip(unseen, np.asarray(calibrator.evidence(rows[unseen])).tolist(), strict=True):
+            new[place].evidence = evidence
+
+    # Over a restart
+
+    def save(self, predictor: Predictor) -> None:
+        """Write counts, monitors and labelled predictions; a state before an erasure never replaces one after it."""
+        if self.path is None:
+            return
+        with self._watching:
+            self.summary(predictor)
+            with self._lock:
+                ones = list(self._labelled.values())
+                probs = _stack([one.probs for one in ones], len(self.classes))
+                state = {
+                    "format": FORMAT,
+                    "counts": [self.n_predictions, self.n_labels],
+                    "monitor": self._monitor.to_dict(),
+                    "inputs": self.inputs.to_dict(),
+                    "ids": list(self._labelled),
+                    "labels": [[one.code, one.group] for one in ones],
+                    "probs": base64.b64encode(probs.tobytes()).decode(),
+                    "waiting": [one.id for one in self._waiting],
+                    "before_reset": sorted(self._before_reset),
+                }
+            write_whole(self.path, json.dumps(state).encode())
+
+    def restore(self, classes: NDArray[Any]) -> None:
+        """Go on with the state in the file, if it is one of the same classes; otherwise begin anew."""
+        if self.path is None or not self.path.exists():
+            return
+        try:
+            state = json.loads(self.path.read_bytes())
+            if state["format"] != FORMAT:
+                raise FileFormatError(f"must be of format {FORMAT}; got {state['format']!r}.")
+            monitor, inputs = CalibrationMonitor.from_dict(state["monitor"]), InputMonitor.from_dict(state["inputs"])
+            ids, labels = state["ids"][-self.capacity :], state["labels"][-self.capacity :]
+            probs = np.frombuffer(base64.b64decode(state["probs"], validate=True), dtype=np.float64)
+            probs = probs.reshape(len(state["ids"]), len(monitor.classes))[-self.capacity :]
+            if not (np.isfinite(probs).all() and all(0 <= code < probs.shape[1] for code, _ in labels)):
+                raise ValueError("probabilities or labels")
+            n_predictions, n_labels = map(int, state["counts"])
+            if monitor.classes.tolist() == classes.tolist():
+                self._start(classes)
+                self._before_reset = set(state["before_reset"])
+                for name, row, (code, group) in zip(ids, probs.astype(np.float32), labels, strict=True):
+                    self._labelled[name] = Prediction(name, 0.0, row, code=code, group=group)
+                self._monitor, self.inputs = monitor, inputs
+                self._waiting = [self._labelled[name] for name in state["waiting"] if name in self._labelled]
+                self._groups = {one.name for one in monitor.report().groups}
+            self.n_predictions, self.n_labels = n_predictions, n_labels
+        except (KcalError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            logger.warning("%s cannot be read (%s); the record of predictions begins anew", self.path.name, error)
+
+
+def _stack(rows: Sequence[NDArray[Any]], width: int) -> Floats:
+    return np.array(rows, dtype=np.float64).reshape(len(rows), width)
+
+
+class InputMonitor:
+    """Watch the ranks of inputs among the calibration set, from 0 to 1, by their density.
+
+    The j-th period of 5,000 inputs is watched by a :class:`~kcal.DriftMonitor` with the probability α/(j·(j + 1)) of a
+    false alarm: all of them together have α. Each begins with the calibration set: slow drift does not become the rule.
+    """
+
+    def __init__(self) -> None:
+        self.period, self.n_rows = 0, 0
+        self.alarm_at: int | None = None  # inputs after which the first alarm was raised
+        self._monitor: DriftMonitor | None = None
+
+    def update(self, ranks: Floats, n_reference: int) -> None:
+        """Watch the ranks of some more rows among ``n_reference`` samples."""
+        if self._monitor is None or self._monitor.n_samples >= PERIOD:
+            self.period += 1
+            middles = (np.arange(n_reference) + 0.5) / n_reference  # between the ranks that rows can have
+            self._monitor = DriftMonitor(middles, alpha=ALPHA / (self.period * (self.period + 1)), seed=self.period)
+        before = self.n_rows - self._monitor.n_samples
+        report = self._monitor.update(ranks)
+        self.n_rows += len(ranks)
+        if self.alarm_at is None and report.alarm_at is not None:
+            self.alarm_at = before + report.alarm_at
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state in a form that JSON can represent."""
+        monitor = None if self._monitor is None else self._monitor.to_dict()
+        return {"period": self.period, "n_rows": self.n_rows, "alarm_at": self.alarm_at, "monitor": monitor}
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> InputMonitor:
+        """Return the monitor that :meth:`to_dict` described."""
+        one = cls()
+        one.period, one.n_rows, one.alarm_at = int(state["period"]), int(state["n_rows"]), state["alarm_at"]
+        one._monitor = None if state["monitor"] is None else DriftMonitor.from_dict(state["monitor"])
+        return one
+
+
+def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArray[Any]) -> PriorEstimate | None:
+    """Return the class frequencies of the latest predictions; None if these say too little."""
+    expected = getattr(calibrator, "prior_", None)
+    n, n_classes = probs.shape
+    if expected is None or len(expected) != n_classes or n < MIN_ROWS or n_classes > MAX_CLASSES:
+        return None
+    estimate = estimate_prior(probs, reference=expected, classes=classes)
+    return estimate if estimate.converged and estimate.information * n >= 10 else None
+
+
+def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterable[Alarm]:
+    if report.alarm:
+        part = report.overall
+        message = f"Mean confidence is {part.predicted:.1%}, accuracy {part.observed:.1%}."
+        remedy = "Add labelled predictions to the calibration set, or fit the calibrator again."
+        yield Alarm("calibration", "alarm", message, remedy, part.alarm_at)
+    for part in report.classes:
+        if part.alarm:
+            message = f"Class {part.name}: predicted in {part.predicted:.1%} of cases, observed in {part.observed:.1%}."
+            yield Alarm("class", "alarm", message, "Label more samples of this class.", part.alarm_at)
+    for part in report.groups:
+        if part.alarm:
+            message = f"Group {part.name}: mean confidence {part.predicted:.1%}, accuracy {part.observed:.1%}."
+            yield Alarm("group", "alarm", message, "Find out what is different there.", part.alarm_at)
+    if inputs_at is not None:
+        remedy = "Check the source of the data, and label some of the latest predictions."
+        yield Alarm("inputs", "alarm", "The inputs are no longer like the calibration set.", remedy, inputs_at)
+
+
+def _notices(frequencies: PriorEstimate | None, evidence: Floats) -> Iterable[Alarm]:
+    if frequencies is not None and frequencies.p_value < 1e-4:  # small, because the dashboard is looked at often
+        message = "Class frequencies are not those that the probabilities assume."
+        remedy = "If only the frequencies have changed, use with_prior with the estimated ones."
+        yield Alarm("frequencies", "notice", message, remedy)
+    if len(evidence):
+        share, low, _ = _share(evidence < LOW_EVIDENCE)
+        if low > 2 * LOW_EVIDENCE:
+            message = f"{share:.1%} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
+            yield Alarm("evidence", "notice", message, "About 5 % are expected. Do not trust these: label them.")

@@ -1,0 +1,82 @@
+"""Servers in threads and applications in this process, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tritonclient.http as triton
+
+from kcal.serving.app import address_of, make_app, make_server
+from kcal.serving.service import Service, Settings
+
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that listens."""
+
+    url: str
+    service: Service
+
+    @property
+    def address(self) -> str:
+        return self.url.removeprefix("http://")
+
+    def triton(self) -> triton.InferenceServerClient:
+        return triton.InferenceServerClient(self.address, connection_timeout=PATIENCE, network_timeout=PATIENCE)
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
+
+
+@contextmanager
+def running(path: Path, **options: Any) -> Iterator[Running]:
+    """Run a server in a thread until the block ends."""
+    server = make_server(Settings(path, **{**options, "port": 0}))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        service = server.config.app.service
+        wait_until(lambda: server.started and service.is_ready)
+        yield Running(address_of(server), service)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@asynccontextmanager
+async def in_process(path: Path, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+    """Yield a client of an application that runs in this loop, and its service."""
+    service = Service(Settings(path, **options))
+    guard = make_app(service)
+    async with guard.app.router.lifespan_context(guard.app):
+        while not service.is_ready:
+            assert not service.errors, service.errors
+            await asyncio.sleep(0.005)
+        transport = httpx.ASGITransport(guard, raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            yield client, service
+
+
+async def until(condition: Any) -> None:
+    """Wait until something has happened in this loop."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def wait_until(condition: Any) -> None:
+    """Wait until something has happened."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
