@@ -17,8 +17,6 @@ The fit is built on gpytorch, an optional dependency; predictions need torch alo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf, log
 from types import ModuleType
 from typing import Any, ClassVar
@@ -26,17 +24,20 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
+from torch.nn.functional import pad
+from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import Shapes, fitted
 from kcal.calibrators.class_scores import average_ties, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import Floats, LogitCalibrator, LogitModel
-from kcal.calibrators.quasi_newton import minimise
-from kcal.errors import ConvergenceWarning, MissingExtraError, warn
+from kcal.calibrators.solvers import loss_of_parameters, minimise
+from kcal.errors import MissingExtraError
 from kcal.progress import progress_bar
 from kcal.samples import Samples
 from kcal.validation import ALMOST_ZERO, check_integer, parameter
 
 MAX_ITERATIONS = 1000
+ADVICE = "its bound still rose, and it may not be optimal."
 MAX_INDUCING_POINTS = 1000
 MAX_DRAWS = 100_000
 WHITE_NOISE = 0.01
@@ -69,6 +70,15 @@ class GaussianProcessModel(LogitModel):
     """The posterior of the latent function, and the draws of the prediction."""
 
     ignores_class_order: ClassVar[bool] = True
+    shapes: ClassVar[Shapes] = {
+        "inducing": ("n_points",),
+        "mean": ("n_points",),
+        "deviation": ("n_points",),
+        "whitening": ("n_points", "n_points"),
+        "normals": ("n_draws", "n_classes"),
+        "variance": (),
+        "lengthscale": (),
+    }
     inducing: torch.Tensor  # Z
     mean: torch.Tensor  # a
     deviation: torch.Tensor  # c
@@ -76,11 +86,6 @@ class GaussianProcessModel(LogitModel):
     normals: torch.Tensor  # standard normal numbers
     variance: torch.Tensor
     lengthscale: torch.Tensor
-
-    def __init__(self, *, n_points: int, n_draws: int, n_classes: int, **config: Any) -> None:
-        super().__init__(n_points=n_points, n_draws=n_draws, n_classes=n_classes, **config)
-        self.declare(inducing=(n_points,), mean=(n_points,), deviation=(n_points,), whitening=(n_points, n_points))
-        self.declare(normals=(n_draws, n_classes), variance=(), lengthscale=())
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -162,7 +167,6 @@ def standard_normals(n_draws: int, n_classes: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([half, -half]))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class GaussianProcessCalibration(LogitCalibrator):
     """Replace the score of every class by a Gaussian process of it, the same for all classes, and average softmax.
 
@@ -191,7 +195,7 @@ class GaussianProcessCalibration(LogitCalibrator):
         Of the covariance of the process, at the maximum of the bound.
     """
 
-    method: ClassVar[str] = "gp"
+    method = "gp"
     model_class = GaussianProcessModel
     lengthscale_ = fitted("lengthscale")
     variance_ = fitted("variance")
@@ -209,12 +213,10 @@ class GaussianProcessCalibration(LogitCalibrator):
         labels = scores, rank_of_label(order, samples.codes), torch.from_numpy(samples.weights)
         posterior = fit_posterior(*labels, torch.from_numpy(inducing), self.representation, self.progress)
         variance, lengthscale = (posterior.pop(f"log_{name}").exp()[0] for name in ("variance", "lengthscale"))
-        normals = standard_normals(int(self.samples), samples.n_classes, int(self.seed))
-        n_draws, n_classes = normals.shape
-        return GaussianProcessModel(n_points=len(inducing), n_draws=n_draws, n_classes=n_classes).fill(
+        return GaussianProcessModel.build(
             inducing=inducing,
             whitening=whitening_matrix(torch.from_numpy(inducing), variance, lengthscale),
-            normals=normals,
+            normals=standard_normals(int(self.samples), samples.n_classes, int(self.seed)),
             variance=variance,
             lengthscale=lengthscale,
             **posterior,
@@ -279,17 +281,15 @@ def fit_posterior(
             advance(f"bound {-loss:.2f}")
             return loss
 
-        bounds, tolerances = list(BOUNDS.values()), {"tolerance": 1e-9, "gradient_tolerance": 1e-6}
-        converged = minimise(
-            evaluate, list(parameters.values()), bounds=bounds, iterations=MAX_ITERATIONS, **tolerances
-        )
+        loss, start = loss_of_parameters(evaluate, list(parameters.values()))
+        bounds = [BOUNDS[name] for name, values in parameters.items() for _ in range(values.numel())]
+        options = {"max_iterations": MAX_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
+        point = minimise(loss, start, name="the Gaussian process", bounds=bounds, advice=ADVICE, **options)
+    vector_to_parameters(torch.from_numpy(point), parameters.values())
     posterior = {name: value.detach().reshape(-1) for name, value in parameters.items()}
     needed = float(posterior["log_lengthscale"].exp()) / SPACINGS_PER_LENGTHSCALE
     if not grid.exact and needed < spacing:
         return fit_posterior(scores, own, weights, inducing, representation, show, needed / 2)
-    if not converged:
-        message = f"The bound of the Gaussian process still rose after {MAX_ITERATIONS} iterations"
-        warn(f"{message}; the fit may not be optimal.", ConvergenceWarning)
     return posterior
 
 
@@ -328,43 +328,31 @@ def make_latent_function(inducing: torch.Tensor, representation: str) -> tuple[A
 def negative_bound(
     function: Any, representation: str, grid: ScoreGrid, own: torch.Tensor, weights: torch.Tensor
 ) -> float:
-    """Return minus the bound over the sum of the weights, and set its gradient in the parameters."""
-    total = float(weights.sum())
+    """Return minus the bound over the sum of the weights, and add its gradient to that of the parameters.
+
+    The gradients at the nodes are summed over blocks of rows, then passed on to the parameters.
+    """
     posterior = function(grid.nodes[:, None])
-    mean, variance = posterior.mean, posterior.variance
-    divergence = function.variational_strategy.kl_divergence() / total
-    at_nodes = mean.detach() - prior_mean(grid.nodes, representation), variance.detach()
-    slopes_at_nodes = torch.zeros_like(at_nodes[0]), torch.zeros_like(at_nodes[1])  # in mean and in variance
-    log_likelihood = 0.0
-    for rows in _blocks(*grid.scores.shape):
-        shifts, variances = (grid.interpolate(values, rows) for values in at_nodes)
-        means = prior_mean(grid.scores[rows], representation) + shifts
-        fits, slopes = expected_log_likelihood(means, variances, own[rows])
-        log_likelihood += float(weights[rows] @ fits)
-        for whole, part in zip(slopes_at_nodes, slopes, strict=True):
-            grid.add_slopes(whole, weights[rows, None] * part, rows)
-    slopes_of_loss = [slopes / -total for slopes in slopes_at_nodes]
-    torch.autograd.backward([mean, variance, divergence], [*slopes_of_loss, torch.ones_like(divergence)])
-    return (total * float(divergence.detach()) - log_likelihood) / total
+    divergence = function.variational_strategy.kl_divergence() / weights.sum()
+    results = posterior.mean - prior_mean(grid.nodes, representation), posterior.variance, divergence
+    shift, variance = (result.detach().requires_grad_() for result in results[:2])
+    loss = divergence.detach()
+    step = max(1, BLOCK_SIZE // grid.scores.shape[1])
+    for rows in (slice(start, start + step) for start in range(0, len(own), step)):
+        means = prior_mean(grid.scores[rows], representation) + grid.interpolate(shift, rows)
+        fits = expected_log_likelihood(means, grid.interpolate(variance, rows), own[rows])
+        part = -(weights[rows] @ fits) / weights.sum()
+        torch.autograd.backward(part)
+        loss += part.detach()
+    torch.autograd.backward(results, [shift.grad, variance.grad, torch.ones_like(divergence)])
+    return float(loss)
 
 
-def _blocks(n_samples: int, n_classes: int) -> Iterator[slice]:
-    step = max(1, BLOCK_SIZE // n_classes)
-    return (slice(start, start + step) for start in range(0, n_samples, step))
-
-
-def expected_log_likelihood(
-    means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,), and its slopes in means and in variances."""
+def expected_log_likelihood(means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,), with σ = softmax of the means."""
     log_probs = torch.log_softmax(means, dim=1)
     shares = torch.exp(log_probs)
-    spread = 0.5 * shares * (shares - 1)
-    fits = log_probs.gather(1, own[:, None])[:, 0] + (spread * variances).sum(dim=1)
-    bend = (shares - 0.5) * variances
-    slopes = shares * (bend - 1 - (shares * bend).sum(dim=1, keepdim=True))
-    slopes.scatter_add_(1, own[:, None], torch.ones_like(own, dtype=slopes.dtype)[:, None])
-    return fits, (slopes, spread)
+    return log_probs.gather(1, own[:, None])[:, 0] + (0.5 * shares * (shares - 1) * variances).sum(dim=1)
 
 
 class ScoreGrid:
@@ -386,20 +374,13 @@ class ScoreGrid:
         shares = np.zeros(len(distinct)) if self.exact else distinct / spacing - cells
         self.scores = scores  # (n, n_classes)
         self.nodes = torch.from_numpy(nodes if self.exact else nodes * spacing)  # (n_nodes,), ascending
-        self.below = below[places].reshape(scores.shape)  # the node j at or below each score
-        self.shares = shares[places].reshape(scores.shape)  # a
+        self.below = torch.from_numpy(below[places].reshape(scores.shape))  # the node j at or below each score
+        self.shares = torch.from_numpy(shares[places].reshape(scores.shape))  # a
 
     def interpolate(self, values: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return a function, given by its values at the nodes, at the scores of some rows."""
-        given, below = values.numpy(), self.below[rows]
-        taken = given.take(below)
-        if not self.exact:
-            taken += self.shares[rows] * np.diff(given, append=given[-1:]).take(below)
-        return torch.from_numpy(taken)
-
-    def add_slopes(self, slopes: torch.Tensor, parts: torch.Tensor, rows: slice) -> None:
-        """Add the slopes at the scores of some rows to those at the nodes: the transpose of :meth:`interpolate`."""
-        below, upper = self.below[rows].ravel(), (parts.numpy() * self.shares[rows]).ravel()
-        slopes += torch.from_numpy(np.bincount(below, parts.numpy().ravel() - upper, len(slopes)))
-        if not self.exact:
-            slopes[1:] += torch.from_numpy(np.bincount(below, upper, len(slopes)))[:-1]
+        below, shares = self.below[rows].ravel(), self.shares[rows]
+        taken = values.index_select(0, below).view_as(shares)
+        if self.exact:
+            return taken
+        return torch.addcmul(taken, shares, pad(values.diff(), (0, 1)).index_select(0, below).view_as(shares))

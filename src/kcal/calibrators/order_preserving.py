@@ -11,7 +11,6 @@ m is a network of two hidden layers; its input x is the sorted row (oi), or the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,17 +18,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad, softplus
+from torch.nn.utils import vector_to_parameters
 
 from kcal.calibrators.base import fitted
 from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
-from kcal.calibrators.quasi_newton import minimise
+from kcal.calibrators.solvers import loss_of_parameters, minimise, softmax_loss
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import InvalidInputError
-from kcal.modes import without_autocast
 from kcal.progress import Advance, progress_bar
 from kcal.samples import MAX_FOLDS, Samples
-from kcal.validation import ArrayKind, check_choice, check_integer, parameter
+from kcal.validation import check_choice, check_integer, parameter
 
 Tensors = dict[str, torch.Tensor]
 
@@ -158,7 +157,6 @@ def integrate(density: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
     return -pad(areas.cumsum(dim=0), (1, 0))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class OrderPreservingCalibration(LogitCalibrator):
     """Learn the gaps between the logits, never their order: accuracy and every top-k accuracy stay exactly.
 
@@ -196,9 +194,8 @@ class OrderPreservingCalibration(LogitCalibrator):
         Every form and width that was tried, with its cross-validated log-loss.
     """
 
-    method: ClassVar[str] = "iop"
-    pools_network: ClassVar[bool] = True
-    preserves_order: ClassVar[bool] = True
+    method = "iop"
+    pools_network = preserves_order = True
     model_class = OrderPreservingModel
     form_ = fitted("best.form")
     width_ = fitted("best.width")
@@ -208,7 +205,6 @@ class OrderPreservingCalibration(LogitCalibrator):
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     epochs: int = parameter(50, check_integer, minimum=1, maximum=MAX_EPOCHS)
     progress: bool | None = None
-    model_: OrderPreservingModel = field(init=False)
 
     def _fit_model(self, samples: Samples) -> OrderPreservingModel:
         """Train every form, with increasing width as long as that helps."""
@@ -232,30 +228,21 @@ class OrderPreservingCalibration(LogitCalibrator):
         sizes = {"n_folds": len(training.parts), "n_classes": samples.n_classes}
         return OrderPreservingModel(choices=[list(choice) for choice, _ in trained], **sizes).fill(**tensors)
 
-    @without_autocast()
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""
-        log_probs, keys, kind = self._predict_with_keys(X, logits)
-        return kind.give_back(in_exact_order(torch.exp(log_probs).to(kind.dtype), keys))
+        values, (keys, kind) = super().predict_proba(X, logits=logits), self._check_rows(X)
+        return kind.give_back(in_exact_order(torch.as_tensor(values), keys))
 
-    @without_autocast()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes), ordered as the logits."""
-        log_probs, keys, kind = self._predict_with_keys(X, logits)
-        return kind.give_back(-in_exact_order(log_probs.abs().to(kind.dtype), -keys))
+        values, (keys, kind) = super().predict_log_proba(X, logits=logits), self._check_rows(X)
+        return kind.give_back(-in_exact_order(torch.as_tensor(values).abs(), -keys))
 
-    @without_autocast()
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, that of the greatest logit."""
-        _, keys, _ = self._predict_with_keys(X, logits)
-        labels: NDArray[Any] = self.classes_[keys.argmax(dim=1).cpu().numpy()]
+        super().predict(X, logits=logits)
+        labels: NDArray[Any] = self.classes_[self._check_rows(X)[0].argmax(dim=1).cpu().numpy()]
         return labels
-
-    def _predict_with_keys(self, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor, ArrayKind]:
-        """Return what ``_predict`` does, and the checked rows of ``X``, whose order the result keeps."""
-        log_probs, _, kind = self._predict(X, logits)
-        keys, _ = self._check_rows(X)
-        return log_probs, keys.to(log_probs.device), kind
 
 
 def in_exact_order(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -363,8 +350,8 @@ class Training:
 
     def _fit_density(self, kept: NDArray[np.intp], depths: torch.Tensor, width: int) -> torch.Tensor:
         """Return the density, (n_points,), that minimises the log-loss: softplus of a network of log(1 + depth)."""
-        scores, own, weights = self.scores[kept], self.own[kept].numpy(), self.weights[kept].numpy()
-        on_grid, shares = GridPlaces(scores, depths), weights / weights.sum()
+        own, weights = self.own[kept], self.weights[kept]
+        on_grid, shares = GridPlaces(self.scores[kept], depths), weights / weights.sum()
         generator = np.random.default_rng([self.seed, width])
         first, bias = generator.normal(scale=3.0, size=(1, width)), generator.normal(size=width)
         second = generator.normal(scale=width**-0.5, size=(width, width))
@@ -373,7 +360,6 @@ class Training:
         inputs = torch.log1p(depths)[:, None]
         inputs = 2 * inputs / inputs[-1] - 1
         start = inverse_softplus(torch.tensor(self.inverse_temperature(kept), dtype=torch.float64))
-        own_at = np.arange(len(own)) * scores.shape[1] + own
 
         def density() -> torch.Tensor:
             hidden = torch.tanh(torch.tanh(inputs @ layers[0] + layers[1]) @ layers[2] + layers[3])
@@ -382,19 +368,17 @@ class Training:
         def evaluate() -> float:
             values = density()
             integrals = integrate(values, depths)
-            out = on_grid.interpolate(integrals.detach(), values.detach()).numpy()
-            out -= out[:, :1]  # the maximum of each row
-            own_out = out.ravel()[own_at]
-            odds = np.exp(out, out=out)
-            totals = odds.sum(axis=1)
-            slopes = odds * (shares / totals)[:, None]
-            slopes.ravel()[own_at] -= shares
-            in_integrals, in_density = on_grid.pull_back(torch.from_numpy(slopes), len(depths))
+            out = on_grid.interpolate(integrals.detach(), values.detach())
+            value, slopes = softmax_loss(out, own, shares)
+            in_integrals, in_density = on_grid.pull_back(slopes, len(depths))
             penalty = 0.5 * WEIGHT_DECAY * sum((layer.square().sum() for layer in layers), torch.zeros(()))
             torch.autograd.backward(integrals @ in_integrals + values @ in_density + penalty)
-            return float(shares @ (np.log(totals) - own_out)) + float(penalty.detach())
+            return value + float(penalty.detach())
 
-        minimise(evaluate, layers, iterations=MAX_ITERATIONS, tolerance=1e-7, gradient_tolerance=1e-5)
+        loss, point = loss_of_parameters(evaluate, layers)
+        options = {"max_iterations": MAX_ITERATIONS, "ftol": 1e-7, "gtol": 1e-5}
+        point = minimise(loss, point, name="the density", advice=None, **options)
+        vector_to_parameters(torch.from_numpy(point), layers)
         return density().detach()
 
 
