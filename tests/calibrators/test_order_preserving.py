@@ -76,7 +76,7 @@ def test_the_maps_keep_the_order_and_the_correction_is_one_of_rounding(fitted: A
 
 def gaps_of_fold(model: Any, fold: int, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The output logits of one sorted row by the network of one fold, in a loop."""
-    w = [getattr(model, f"{part}_{layer}")[fold] for layer in (1, 2, 3) for part in ("weights", "bias")]
+    w = [part[layer][fold] for layer in range(3) for part in (model.weights, model.biases)]
     x = ((x - model.centre) / model.scale)[None]
     m = torch.tanh(torch.tanh(x @ w[0] + w[1]) @ w[2] + w[3]) @ w[4] + w[5]
     out = torch.zeros_like(z)
@@ -97,7 +97,7 @@ def test_gaps_and_their_cross_validated_loss_are_those_of_the_loop(form: str, pr
     found, total = model.log_probs(logs), 0.0
     for row, log_probs in enumerate(logs):
         z, order = log_probs.sort(descending=True)
-        outs = [gaps_of_fold(model, fold, z, log_probs if form == "op" else z) for fold in range(3)]
+        outs = [gaps_of_fold(model.map, fold, z, log_probs if form == "op" else z) for fold in range(3)]
         torch.testing.assert_close(found[row, order], torch.log_softmax(sum(outs) / 3, dim=0))
         held_out = next(fold for fold, part in enumerate(folds) if row in part)
         total -= weights[row] * float(torch.log_softmax(outs[held_out], dim=0)[order == labels[row]])
@@ -106,7 +106,7 @@ def test_gaps_and_their_cross_validated_loss_are_those_of_the_loop(form: str, pr
 
 def test_the_increasing_function_is_the_integral_of_its_density(fitted: Any) -> None:
     model = fitted["diag"].model_
-    depths, density = model.depths.numpy(), model.density.numpy()
+    depths, density = model.map.depths.numpy(), model.map.density.numpy()
     assert (density > 0).all()
     deepest = depths[-1]
     log_probs = torch.tensor([[-1e-3, -0.7, -5.0, -0.9 * deepest, -1.5 * deepest]]).double()

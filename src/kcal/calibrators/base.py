@@ -72,7 +72,8 @@ class CalibrationModel(nn.Module):
         self.config = config
         self.training = False
         for name, shape in self.shapes.items():
-            self.declare(**{name: tuple(config[length] if isinstance(length, str) else length for length in shape)})
+            lengths = tuple(config[length] if isinstance(length, str) else length for length in shape)
+            self.register_buffer(name, torch.zeros(lengths, dtype=torch.float64))
 
     @classmethod
     def build(cls, **values: Any) -> Self:
@@ -326,8 +327,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         predicted = self.predict(X, logits=logits)
         labels = check_labels(y, len(predicted))
         if (labels.dtype.kind == "U") != (predicted.dtype.kind == "U"):
-            expected = f"must be {'text' if predicted.dtype.kind == 'U' else 'numbers'}, as the labels of the fit"
-            raise InvalidInputError("y", expected, got=shown(labels[0]))
+            raise InvalidInputError("y", "must be text or numbers, as the labels of the fit", got=shown(labels[0]))
         weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
         return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
 
@@ -370,9 +370,9 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @abstractmethod
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
-        """Return made-up rows like those of the calibration set, "embeddings", "logits" or both, as predictions take.
+        """Return made-up rows, "embeddings", "logits" or both, as predictions take: an exported file can be verified.
 
-        An exported file can be verified with them. They are the same at every call.
+        They are the same at every call.
         """
 
     def state(self) -> CalibratorState:

@@ -5,7 +5,7 @@ A function of a score has steps or is linear between knots: one function per col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -146,9 +146,9 @@ class ScoreMaps(nn.Module):
     ``PADDING`` in the first table, by their last entries in the others.
     """
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, shapes: dict[str, list[int]]) -> None:
         super().__init__()
-        self.shapes = dict(shapes)
+        self.shapes = shapes
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(tuple(shape), dtype=torch.float64))
 

@@ -283,8 +283,8 @@ def fit_posterior(
 
         loss, start = loss_of_parameters(evaluate, list(parameters.values()))
         bounds = [BOUNDS[name] for name, values in parameters.items() for _ in range(values.numel())]
-        options = {"max_iterations": MAX_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
-        point = minimise(loss, start, name="the Gaussian process", bounds=bounds, advice=ADVICE, **options)
+        limits: dict[str, Any] = {"bounds": bounds, "max_iterations": MAX_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
+        point = minimise(loss, start, name="the Gaussian process", advice=ADVICE, **limits)
     vector_to_parameters(torch.from_numpy(point), parameters.values())
     posterior = {name: value.detach().reshape(-1) for name, value in parameters.items()}
     needed = float(posterior["log_lengthscale"].exp()) / SPACINGS_PER_LENGTHSCALE

@@ -42,7 +42,6 @@ from kcal.validation import (
     check_scores,
     collect_classes,
     column_names,
-    parameter,
     refuse_where,
     require_two_columns,
     table_classes,
@@ -107,7 +106,7 @@ class LogitModel(CalibrationModel):
         return unsort_classes(torch.logsumexp(torch.stack(parts), dim=0), order)
 
 
-@dataclass_transform(kw_only_default=True, field_specifiers=(field, parameter))
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogitCalibrator(Calibrator):
     """Base class of the methods on logits, or on embeddings and logits.
@@ -126,7 +125,7 @@ class LogitCalibrator(Calibrator):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        dataclass(cls, kw_only=True, eq=False, repr=False)  # type: ignore[call-overload]
+        dataclass(cls, kw_only=True, eq=False, repr=False)
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Fit to the calibration set.

@@ -334,6 +334,6 @@ def fit_density_temperature(samples: Samples, distances: Floats) -> tuple[float,
 
     start = np.array([0.0, fit_temperature(log_probs, codes, weights)])
     bounds = [(0.0, None), (MIN_TEMPERATURE, None)]
-    options = {"ftol": 1e-14, "gtol": 1e-9}
-    slope, intercept = minimise(loss, start, name="a temperature by density", bounds=bounds, **options)
+    name = "a temperature by density"
+    slope, intercept = minimise(loss, start, name=name, bounds=bounds, ftol=1e-14, gtol=1e-9)
     return float(slope) / unit, float(intercept)

@@ -193,8 +193,9 @@ class BetaCalibration(LogitCalibrator):
         bounds, start = [(0.0, None), (0.0, None), (None, None)], [1.0, 1.0, 0.0]
 
         def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
-            options = {"start": start, "penalty": self.penalty, "bounds": bounds}
-            return {"coefficients": fit_logistic(scores, hits.astype(np.float64), weights, **options)}
+            targets, penalty = hits.astype(np.float64), self.penalty
+            coefficients = fit_logistic(scores, targets, weights, start=start, penalty=penalty, bounds=bounds)
+            return {"coefficients": coefficients}
 
         return choose_sharing(self, samples, partial(OneVsRestModel.fit, "logistic", fit_map))
 

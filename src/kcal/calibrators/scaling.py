@@ -379,16 +379,22 @@ def fit_linear(
     unit = 1 / factor if unit_is_temperature else root_mean_square
     features, base = log_probs / unit, log_probs * factor
     all_penalties = np.append(penalties, np.full(n_classes, bias_penalty))
+    probs = torch.softmax(base, dim=1)
+    uncertainty, squares = probs * (1 - probs) * weights[:, None], features.square()
+    curvature = (uncertainty * squares).sum(dim=0) if diagonal else uncertainty.T @ squares
+    curvatures = torch.cat([curvature.ravel(), uncertainty.sum(dim=0)]).numpy() + all_penalties
+    scales = np.sqrt(np.maximum(curvatures, ALMOST_ZERO))  # about the same curvature in all directions: fewer steps
 
-    def loss(flat: Floats) -> tuple[float, Floats]:
+    def loss(scaled: Floats) -> tuple[float, Floats]:
+        flat = scaled / scales
         change, bias = torch.from_numpy(flat[:-n_classes]).view(penalties.shape), torch.from_numpy(flat[-n_classes:])
         moved = features * change if diagonal else features @ change.T
         value, residuals = softmax_loss(moved.add_(base).add_(bias), labels, weights)
         slopes = (residuals * features).sum(dim=0) if diagonal else residuals.T @ features
         gradient = torch.cat([slopes.ravel(), residuals.sum(dim=0)]).numpy() + all_penalties * flat
-        return (value + float((all_penalties * flat) @ flat / 2)) / total, gradient / total
+        return (value + float((all_penalties * flat) @ flat / 2)) / total, gradient / scales / total
 
-    start, tolerances = np.zeros(len(all_penalties)), {"ftol": 1e-14, "gtol": 1e-8}
-    flat = minimise(loss, start, name="a linear map of the logits", maxcor=20, **tolerances)
+    start, name = np.zeros(len(scales)), "a linear map of the logits"
+    flat = minimise(loss, start, name=name, maxcor=20, ftol=1e-14, gtol=1e-9) / scales
     identity, change = np.ones(n_classes) if diagonal else np.eye(n_classes), flat[:-n_classes] / unit
     return {"weights": factor * identity + change.reshape(penalties.shape), "bias": flat[-n_classes:]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ def minimise(
     bounds: Bounds | None = None,
     max_iterations: int = MAX_ITERATIONS,
     advice: str | None = SEPARABLE,
-    **options: float,
+    **options: Any,
 ) -> Floats:
     """Return the minimiser of a loss that returns its value and gradient.
 
@@ -47,7 +48,7 @@ def minimise(
         Iterations after which it stops, with a warning.
     advice : str, optional
         End of the warning; None for no warning.
-    options : float
+    options
         Of the solver: ``ftol`` and ``gtol`` are the relative decrease of the loss and the largest entry of its gradient
         below which it stops, ``maxcor`` the number of steps it remembers.
     """
