@@ -16,15 +16,6 @@ METHODS = [KNNInterpolation, DensityAwareCalibration, LastLayerRefit]
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
-@every_method
-@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
-def test_samples_without_an_error_do_not_make_certain(method: Any) -> None:
-    generator, labels = np.random.default_rng(7), np.arange(30) % 3
-    logits, embeddings = (a * np.eye(3)[labels] + 0.1 * generator.normal(size=(30, 3)) for a in (3.0, 1.0))
-    fitted = method().fit(embeddings, labels, logits=logits)
-    assert fitted.predict_proba(embeddings + 0.01, logits=logits).max() < 1 - 1e-4
-
-
 @pytest.mark.parametrize(("method", "factor"), [(KNNInterpolation, 0.95), (LastLayerRefit, 0.9)])
 def test_embeddings_add_information_that_logits_lack(method: Any, factor: float) -> None:
     (embeddings, logits, labels), (new, new_logits, new_labels) = (small_problem(600, seed) for seed in (8, 9))
@@ -73,13 +64,6 @@ def test_tables_of_logits_name_the_classes(method: Any) -> None:
     assert fitted.classes_.tolist() == fitted.logit_names_in_.tolist() == names
     with pytest.raises(InvalidInputError, match=r"^logits"):
         fitted.predict_proba(embeddings + 1.0, logits=table[names[::-1]])
-
-
-@every_method
-def test_groups_may_leave_few_samples(method: Any) -> None:
-    embeddings, logits, labels = small_problem(6, 13)
-    fitted = method().fit(embeddings, labels, logits=logits, groups=[0, 0, 0, 1, 1, 1], classes=range(3))
-    np.testing.assert_allclose(fitted.predict_proba(embeddings + 1.0, logits=logits).sum(axis=1), 1.0)
 
 
 @every_method
