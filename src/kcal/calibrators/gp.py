@@ -17,6 +17,7 @@ The fit is built on gpytorch, an optional dependency; predictions need torch alo
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from math import inf, log
 from types import ModuleType
 from typing import Any, ClassVar
@@ -24,7 +25,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
-from torch.nn.functional import pad
 from torch.nn.utils import vector_to_parameters
 
 from kcal.calibrators.base import Shapes, fitted
@@ -328,31 +328,43 @@ def make_latent_function(inducing: torch.Tensor, representation: str) -> tuple[A
 def negative_bound(
     function: Any, representation: str, grid: ScoreGrid, own: torch.Tensor, weights: torch.Tensor
 ) -> float:
-    """Return minus the bound over the sum of the weights, and add its gradient to that of the parameters.
-
-    The gradients at the nodes are summed over blocks of rows, then passed on to the parameters.
-    """
+    """Return minus the bound over the sum of the weights, and set its gradient in the parameters."""
+    total = float(weights.sum())
     posterior = function(grid.nodes[:, None])
-    divergence = function.variational_strategy.kl_divergence() / weights.sum()
-    results = posterior.mean - prior_mean(grid.nodes, representation), posterior.variance, divergence
-    shift, variance = (result.detach().requires_grad_() for result in results[:2])
-    loss = divergence.detach()
-    step = max(1, BLOCK_SIZE // grid.scores.shape[1])
-    for rows in (slice(start, start + step) for start in range(0, len(own), step)):
-        means = prior_mean(grid.scores[rows], representation) + grid.interpolate(shift, rows)
-        fits = expected_log_likelihood(means, grid.interpolate(variance, rows), own[rows])
-        part = -(weights[rows] @ fits) / weights.sum()
-        torch.autograd.backward(part)
-        loss += part.detach()
-    torch.autograd.backward(results, [shift.grad, variance.grad, torch.ones_like(divergence)])
-    return float(loss)
+    mean, variance = posterior.mean, posterior.variance
+    divergence = function.variational_strategy.kl_divergence() / total
+    at_nodes = mean.detach() - prior_mean(grid.nodes, representation), variance.detach()
+    slopes_at_nodes = torch.zeros_like(at_nodes[0]), torch.zeros_like(at_nodes[1])  # in mean and in variance
+    log_likelihood = 0.0
+    for rows in _blocks(*grid.scores.shape):
+        shifts, variances = (grid.interpolate(values, rows) for values in at_nodes)
+        means = prior_mean(grid.scores[rows], representation) + shifts
+        fits, slopes = expected_log_likelihood(means, variances, own[rows])
+        log_likelihood += float(weights[rows] @ fits)
+        for whole, part in zip(slopes_at_nodes, slopes, strict=True):
+            grid.add_slopes(whole, weights[rows, None] * part, rows)
+    slopes_of_loss = [slopes / -total for slopes in slopes_at_nodes]
+    torch.autograd.backward([mean, variance, divergence], [*slopes_of_loss, torch.ones_like(divergence)])
+    return (total * float(divergence.detach()) - log_likelihood) / total
 
 
-def expected_log_likelihood(means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,), with σ = softmax of the means."""
+def _blocks(n_samples: int, n_classes: int) -> Iterator[slice]:
+    step = max(1, BLOCK_SIZE // n_classes)
+    return (slice(start, start + step) for start in range(0, n_samples, step))
+
+
+def expected_log_likelihood(
+    means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,), and its slopes in means and in variances."""
     log_probs = torch.log_softmax(means, dim=1)
     shares = torch.exp(log_probs)
-    return log_probs.gather(1, own[:, None])[:, 0] + (0.5 * shares * (shares - 1) * variances).sum(dim=1)
+    spread = 0.5 * shares * (shares - 1)
+    fits = log_probs.gather(1, own[:, None])[:, 0] + (spread * variances).sum(dim=1)
+    bend = (shares - 0.5) * variances
+    slopes = shares * (bend - 1 - (shares * bend).sum(dim=1, keepdim=True))
+    slopes.scatter_add_(1, own[:, None], torch.ones_like(own, dtype=slopes.dtype)[:, None])
+    return fits, (slopes, spread)
 
 
 class ScoreGrid:
@@ -374,13 +386,20 @@ class ScoreGrid:
         shares = np.zeros(len(distinct)) if self.exact else distinct / spacing - cells
         self.scores = scores  # (n, n_classes)
         self.nodes = torch.from_numpy(nodes if self.exact else nodes * spacing)  # (n_nodes,), ascending
-        self.below = torch.from_numpy(below[places].reshape(scores.shape))  # the node j at or below each score
-        self.shares = torch.from_numpy(shares[places].reshape(scores.shape))  # a
+        self.below = below[places].reshape(scores.shape)  # the node j at or below each score
+        self.shares = shares[places].reshape(scores.shape)  # a
 
     def interpolate(self, values: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return a function, given by its values at the nodes, at the scores of some rows."""
-        below, shares = self.below[rows].ravel(), self.shares[rows]
-        taken = values.index_select(0, below).view_as(shares)
-        if self.exact:
-            return taken
-        return torch.addcmul(taken, shares, pad(values.diff(), (0, 1)).index_select(0, below).view_as(shares))
+        given, below = values.numpy(), self.below[rows]
+        taken = given.take(below)
+        if not self.exact:
+            taken += self.shares[rows] * np.diff(given, append=given[-1:]).take(below)
+        return torch.from_numpy(taken)
+
+    def add_slopes(self, slopes: torch.Tensor, parts: torch.Tensor, rows: slice) -> None:
+        """Add the slopes at the scores of some rows to those at the nodes: the transpose of :meth:`interpolate`."""
+        below, upper = self.below[rows].ravel(), (parts.numpy() * self.shares[rows]).ravel()
+        slopes += torch.from_numpy(np.bincount(below, parts.numpy().ravel() - upper, len(slopes)))
+        if not self.exact:
+            slopes[1:] += torch.from_numpy(np.bincount(below, upper, len(slopes)))[:-1]
