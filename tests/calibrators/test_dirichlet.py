@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
 
-from kcal import DirichletCalibration, TemperatureScaling, load, save
+from kcal import DirichletCalibration, TemperatureScaling
 from kcal.errors import ConvergenceWarning, InvalidInputError
 from kcal.samples import stratified_folds
 from pooled_network import pooled
@@ -48,9 +46,15 @@ def test_models_of_folds_are_minimisers_of_the_formula(penalty: tuple[float, ...
     folds = stratified_folds(labels, 3, 2)
     for fold in range(3):
         kept = folds != fold
-        model = torch.from_numpy(np.c_[fitted.weights_[fold], fitted.intercepts_[fold]]).requires_grad_()
-        formula(model, clipped_log_probs(logits)[kept], labels[kept], weights[kept], penalty).backward()
-        assert float(model.grad.abs().max()) < 1e-6
+        model = torch.from_numpy(np.c_[fitted.weights_[fold], fitted.intercepts_[fold]])
+
+        def loss(flat: torch.Tensor, kept: Any = kept) -> Any:
+            return formula(flat.view(4, 5), clipped_log_probs(logits)[kept], labels[kept], weights[kept], penalty)
+
+        slopes = torch.autograd.functional.jacobian(loss, model.ravel())
+        assert float(slopes.abs().max()) < 1e-7
+        newton = torch.linalg.solve(torch.autograd.functional.hessian(loss, model.ravel()), slopes)
+        assert float(newton.abs().max()) < 1e-5  # the distance from the minimiser, by dense matrices
 
 
 @pytest.mark.parametrize(("off_diagonal", "intercept"), [(1e-3, 1e-3), (0.05, 0.2)])
@@ -98,16 +102,6 @@ def test_known_weights_and_intercepts_are_recovered_at_the_rate_of_maximum_likel
     assert sizes[1] < 0.25 * sizes[0]  # a hundred times the samples: a tenth is expected
 
 
-def test_the_intercept_is_learned() -> None:
-    generator = np.random.default_rng(1)
-    logs = np.log(generator.dirichlet([2.0, 2.0, 2.0], size=6_000))
-    intercepts = np.array([1.0, 0.0, -1.0])
-    fitted = DirichletCalibration().fit(logs, draw_labels(logs + intercepts, generator))
-    found = fitted.intercepts_.mean(axis=0)
-    np.testing.assert_allclose(found - found.mean(), intercepts, atol=0.15)
-    np.testing.assert_allclose(fitted.weights_.mean(axis=0), np.eye(3), atol=0.15)
-
-
 def test_the_strongest_penalties_are_temperature_scaling(problem: Any) -> None:
     strong = DirichletCalibration(grid=[(1e4, 1e4, 1e4)]).fit(problem.logits, problem.labels)
     many = np.tile(problem.logits, (200, 1)), np.tile(problem.labels, 200)  # the prior of the temperature vanishes
@@ -151,18 +145,6 @@ def test_losses_of_the_search_are_those_of_held_out_rows(problem: Any) -> None:
     assert again.search_[0][3] == pytest.approx(losses.mean(), abs=1e-4)
 
 
-def test_a_penalised_diagonal_is_better_with_few_samples_per_class() -> None:
-    generator = np.random.default_rng(0)
-    logits = generator.normal(scale=3, size=(1_200, 15))
-    labels = draw_labels(logits, generator)
-    nll = []
-    for grid in ("tied", [(1e4, 1.0)]):
-        fitted = DirichletCalibration(grid=grid).fit(1.5 * logits[:90], labels[:90])
-        own = fitted.model_.log_probs(torch.from_numpy(1.5 * logits[90:]).log_softmax(dim=1))  # without the network
-        nll.append(-float(own[torch.arange(1_110), torch.from_numpy(labels[90:])].mean()))
-    assert nll[0] < nll[1] - 0.02
-
-
 @pytest.mark.parametrize("grid", ["tied", "odir"])
 def test_a_search_tries_at_most_twenty_points_and_takes_the_best(grid: str, problem: Any) -> None:
     fitted = DirichletCalibration(grid=grid).fit(problem.logits, problem.labels)
@@ -198,13 +180,6 @@ def test_separable_samples_warn_and_stay_finite() -> None:
     assert (fitted.predict(np.eye(3)) == [0, 1, 2]).all()
 
 
-def test_weights_of_zero_leave_samples_out_and_the_unit_of_weights_is_free(problem: Any) -> None:
-    kept = np.arange(240) < 200
-    weighted = DirichletCalibration().fit(problem.logits, problem.labels, sample_weight=3.0 * kept)
-    short = DirichletCalibration().fit(problem.logits[kept], problem.labels[kept])
-    np.testing.assert_allclose(weighted.weights_, short.weights_, atol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -221,23 +196,3 @@ def test_weights_of_zero_leave_samples_out_and_the_unit_of_weights_is_free(probl
 def test_invalid_parameters_raise(name: str, value: Any, problem: Any) -> None:
     with pytest.raises(InvalidInputError, match=name):
         DirichletCalibration(**{name: value}).fit(problem.logits, problem.labels)
-
-
-def test_one_sample_cannot_be_cross_validated_and_two_can() -> None:
-    with pytest.raises(InvalidInputError, match="X must hold"):
-        DirichletCalibration().fit([[0.0, 1.0]], [0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        fitted = DirichletCalibration().fit([[0.0, 1.0], [0.5, 0.2]], [0, 1])
-    assert len(fitted.weights_) == 2
-    np.testing.assert_allclose(fitted.predict_proba([[3.0, 1.0]]).sum(), 1.0, atol=1e-12)
-
-
-def test_integers_of_any_kind_are_restored_from_the_file(problem: Any, tmp_path: Path) -> None:
-    made = DirichletCalibration(grid=((np.int64(1), 1.0),), folds=np.int64(3), seed=np.int32(1), progress=False)
-    fitted = made.fit(problem.logits, problem.labels)
-    loaded = load(save(fitted, tmp_path / "dircal.kcal"))
-    assert (loaded.grid, loaded.folds, loaded.seed, loaded.progress) == ([[1.0, 1.0]], 3, 1, False)
-    assert loaded.search_ == fitted.search_
-    again = clone(loaded).fit(problem.logits, problem.labels)
-    np.testing.assert_array_equal(again.weights_, fitted.weights_)

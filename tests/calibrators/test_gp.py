@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from kcal import GaussianProcessCalibration, TemperatureScaling
-from kcal.errors import InvalidInputError, MissingExtraError
+from kcal.errors import MissingExtraError
 from synthetic import warped
 
 NAMES = ("mean", "deviation", "variance", "lengthscale")
@@ -71,12 +70,13 @@ def test_the_fit_maximises_the_bound(representation: str, n: int) -> None:
     values = {name: getattr(model, name).clone().requires_grad_() for name in NAMES}
     bound = dense_bound(model, values, scores, labels, weights)
     bound.backward()
-    assert float(values["mean"].grad.abs().max()) < 5e-4
-    assert float(values["deviation"].grad.abs().max()) < 5e-4
-    assert float((values["variance"].grad * values["variance"]).detach().abs()) < 1e-4
+    tolerance = 2e-6 if n == 60 else {"logits": 5e-5, "probabilities": 5e-4}[representation]
+    assert float(values["mean"].grad.abs().max()) < tolerance
+    assert float(values["deviation"].grad.abs().max()) < tolerance
+    assert float((values["variance"].grad * values["variance"]).detach().abs()) < min(tolerance, 1e-4)
     at_bound = float(values["lengthscale"].detach()) > 9.99
     slope = float((values["lengthscale"].grad * values["lengthscale"]).detach())
-    assert slope > -1e-4 if at_bound else abs(slope) < 1e-4
+    assert slope > 0 if at_bound else abs(slope) < min(tolerance, 1e-4)
     for name in NAMES:  # the gradient is one of a maximum
         moved = {**values, name: 1.3 * values[name] + 0.05 * (name == "mean")}
         if not (at_bound and name == "lengthscale"):
@@ -128,11 +128,6 @@ def test_classes_of_equal_score_get_equal_probabilities(fitted: GaussianProcessC
     np.testing.assert_allclose(rows.sum(axis=1), 1.0, rtol=1e-13)
 
 
-def test_a_certain_row_far_from_the_data_has_finite_log_probs(fitted: GaussianProcessCalibration) -> None:
-    log_probs = fitted.predict_log_proba(np.array([[1e4, 0.0, -1e4]]))
-    np.testing.assert_allclose(log_probs, [[0.0, -1e4, -2e4]], atol=20)
-
-
 def test_inducing_points_are_the_k_means_whatever_the_order_or_multiplicity() -> None:
     logits, labels, _ = warped(60, seed=0)
 
@@ -147,44 +142,10 @@ def test_inducing_points_are_the_k_means_whatever_the_order_or_multiplicity() ->
     np.testing.assert_allclose(points, [scores[nearest == i].mean() for i in range(8)], atol=1e-2)
 
 
-def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
-    probabilities = softmax(problem.logits)
-    fitted = GaussianProcessCalibration(representation="probabilities").fit(probabilities, problem.labels)
-    found = fitted.predict_proba(probabilities)
-    own = np.arange(len(found)), problem.labels
-    assert -np.log(found[own]).mean() < -np.log(probabilities[own]).mean() - 0.1
-    with pytest.raises(InvalidInputError, match="X"):
-        fitted.fit(problem.logits, problem.labels)
-
-
-def test_a_class_missing_from_calibration_keeps_a_probability(problem: Any) -> None:
-    keep = problem.labels != 2
-    fitted = GaussianProcessCalibration().fit(problem.logits[keep], problem.labels[keep])
-    assert (fitted.predict_proba(problem.test_logits)[:, 2] > 0).all()
-
-
-def test_torchs_own_generator_is_left_as_it_was(problem: Any) -> None:
-    before = torch.get_rng_state()
-    GaussianProcessCalibration().fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_without_gpytorch_the_message_says_how_to_install_it(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gpytorch", None)
     with pytest.raises(MissingExtraError, match=r"kcal\[gp\]"):
         GaussianProcessCalibration().fit(problem.logits, problem.labels)
-
-
-def test_the_largest_numbers_that_a_file_may_hold_give_probabilities(fitted: GaussianProcessCalibration) -> None:
-    state = fitted.state()
-    for name, number in (("inducing", -1e100), ("mean", -1e100), ("mean", 1e100)):
-        tensors = {**state.tensors, f"model.{name}": state.tensors[f"model.{name}"].clone()}
-        tensors[f"model.{name}"][0] = number
-        stored = replace(state, tensors=tensors)
-        logits = np.array([[1.0, 0, -2], [-9e17, 0, 9e17], [-20, -30, 0]])
-        log_probs = GaussianProcessCalibration.from_state(stored).predict_log_proba(logits)
-        assert np.isfinite(log_probs).all()
-        np.testing.assert_allclose(np.exp(log_probs).sum(axis=1), 1.0)
 
 
 @pytest.mark.parametrize(("draws", "expected"), [(1, 2), (7, 8), (8, 8)])

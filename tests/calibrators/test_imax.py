@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.special import expit, logit, softmax, xlogy
 
 from kcal import IMaxBinning
-from kcal.errors import MissingClassWarning
 from one_class_problems import two_columns
 from pooled_network import pooled
 
@@ -91,21 +90,6 @@ def test_the_published_number_of_bins_keeps_nearly_what_the_best_would() -> None
         assert 0.998 * best < information(scores, boundaries_of(scores, 15, seed)) <= best + 1e-12
 
 
-@pytest.mark.parametrize("scale", [1e-7, 1.0, 300.0, 1e4])
-def test_boundaries_of_any_scale_ascend_and_predictions_are_finite(scale: float) -> None:
-    logits = np.random.default_rng(0).normal(scale=scale, size=(300, 4))
-    for form in FORMS:
-        fitted = IMaxBinning(form=form).fit(logits, np.arange(300) % 4)
-        assert all((np.diff(boundaries) >= 0).all() for boundaries in fitted.boundaries_)
-        assert np.isfinite(fitted.predict_log_proba(logits)).all()
-
-
-def test_equal_scores_have_one_bin() -> None:
-    fitted = IMaxBinning().fit(np.full((30, 2), 2.0), np.arange(30) % 2)
-    assert [len(part) for part in (*fitted.boundaries_, *fitted.rates_)] == [0, 1]
-    np.testing.assert_allclose(fitted.predict_proba(np.array([[3.0, -3.0], [2.0, 2.0]]))[1], 0.5)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_the_output_of_a_bin_is_its_rate_clipped_by_its_size(form: str, problem: Any) -> None:
     """A score at a boundary belongs to the upper bin."""
@@ -144,14 +128,6 @@ def test_a_weight_counts_as_that_many_samples(problem: Any) -> None:
     right = np.bincount(index, weights * (p.argmax(axis=1) == problem.labels), 15)
     expected = np.clip(right / sizes, 1 / (sizes + 2), 1 - 1 / (sizes + 2))
     np.testing.assert_allclose(fitted.rates_[0], expected, rtol=1e-12)
-
-
-def test_the_seed_draws_where_the_alternation_starts(problem: Any) -> None:
-    found, again, other = (
-        IMaxBinning(seed=seed).fit(problem.logits, problem.labels).boundaries_[0] for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(found, again)
-    assert not np.array_equal(found, other)
 
 
 @pytest.mark.parametrize("form", ["shared", "classwise"])
@@ -197,11 +173,3 @@ def test_permuting_classes_permutes_columns(form: str, problem: Any) -> None:
     plain = IMaxBinning(form=form).fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
     turned = IMaxBinning(form=form).fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
     np.testing.assert_allclose(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns], atol=1e-9)
-
-
-def test_a_class_without_samples_gets_little(problem: Any) -> None:
-    logits = np.hstack([problem.logits, problem.logits.mean(axis=1, keepdims=True) - 3])
-    with pytest.warns(MissingClassWarning, match="1 of 4 classes"):
-        fitted = IMaxBinning(form="classwise").fit(logits, problem.labels)
-    assert (fitted.binned_scores(logits)[:, 3] <= 1 / 3).all()
-    assert (fitted.predict_proba(logits) > 0).all()

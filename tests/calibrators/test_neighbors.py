@@ -145,15 +145,6 @@ def test_dac_is_temperature_scaling_if_far_samples_are_no_harder() -> None:
     assert fitted.intercept_ == pytest.approx(TemperatureScaling().fit(logits, labels).temperature_, rel=1e-5)
 
 
-def test_dac_is_less_confident_far_from_the_training_set() -> None:
-    embeddings, logits, labels = two_regions(400, "far", 7)
-    training = np.array([5.0, 0, 0, 0]) + np.random.default_rng(8).normal(size=(500, 4))
-    fitted = DensityAwareCalibration().fit(embeddings, labels, logits=logits, train_embeddings=training)
-    assert fitted.slope_ > 1
-    near, far = fitted.predict_proba([[5.0, 0, 0, 0], [-5.0, 0, 0, 0]], logits=[[3.0, 0, 0]] * 2).max(axis=1)
-    assert near > far + 0.2
-
-
 def test_dac_uses_no_more_neighbors_than_there_are() -> None:
     embeddings, logits, labels = small_problem(12, 9)
     groups, training = [0] * 5 + [1] * 3 + [2] * 4, embeddings[:4] + 1.0

@@ -13,7 +13,6 @@ from scipy.integrate import trapezoid
 from torch.nn.functional import softplus
 
 from kcal import OrderPreservingCalibration, TemperatureScaling
-from kcal.errors import InvalidInputError
 from synthetic import warped
 
 FORMS = ("diag", "oi", "op")
@@ -76,7 +75,7 @@ def test_the_maps_keep_the_order_and_the_correction_is_one_of_rounding(fitted: A
 
 def gaps_of_fold(model: Any, fold: int, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The output logits of one sorted row by the network of one fold, in a loop."""
-    w = [getattr(model, f"{part}_{layer}")[fold] for layer in (1, 2, 3) for part in ("weights", "bias")]
+    w = [part[layer][fold] for layer in range(3) for part in (model.weights, model.biases)]
     x = ((x - model.centre) / model.scale)[None]
     m = torch.tanh(torch.tanh(x @ w[0] + w[1]) @ w[2] + w[3]) @ w[4] + w[5]
     out = torch.zeros_like(z)
@@ -97,7 +96,7 @@ def test_gaps_and_their_cross_validated_loss_are_those_of_the_loop(form: str, pr
     found, total = model.log_probs(logs), 0.0
     for row, log_probs in enumerate(logs):
         z, order = log_probs.sort(descending=True)
-        outs = [gaps_of_fold(model, fold, z, log_probs if form == "op" else z) for fold in range(3)]
+        outs = [gaps_of_fold(model.map, fold, z, log_probs if form == "op" else z) for fold in range(3)]
         torch.testing.assert_close(found[row, order], torch.log_softmax(sum(outs) / 3, dim=0))
         held_out = next(fold for fold, part in enumerate(folds) if row in part)
         total -= weights[row] * float(torch.log_softmax(outs[held_out], dim=0)[order == labels[row]])
@@ -106,7 +105,7 @@ def test_gaps_and_their_cross_validated_loss_are_those_of_the_loop(form: str, pr
 
 def test_the_increasing_function_is_the_integral_of_its_density(fitted: Any) -> None:
     model = fitted["diag"].model_
-    depths, density = model.depths.numpy(), model.density.numpy()
+    depths, density = model.map.depths.numpy(), model.map.density.numpy()
     assert (density > 0).all()
     deepest = depths[-1]
     log_probs = torch.tensor([[-1e-3, -0.7, -5.0, -0.9 * deepest, -1.5 * deepest]]).double()
@@ -170,42 +169,3 @@ def test_permuting_classes_permutes_columns_bit_for_bit(form: str, problem: Any)
     plain = make.fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
     turned = make.fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
     np.testing.assert_array_equal(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns])
-
-
-@pytest.mark.usefixtures("short_solvers")
-@pytest.mark.parametrize("form", FORMS)
-def test_missing_classes_zero_weights_and_few_samples_give_valid_rows(form: str, problem: Any) -> None:
-    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=5)
-    keep = problem.labels != 2
-    for rows, labels, weights in (
-        (problem.logits[keep], problem.labels[keep], None),
-        (problem.logits, problem.labels, (problem.labels == 1).astype(float)),
-        (problem.logits[:2], problem.labels[:2], [0.5, 1.0]),
-    ):
-        found = make.fit(rows, labels, sample_weight=weights).predict_proba(problem.test_logits)
-        np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-12)
-    for n, weights in ((2, [0.0, 1.0]), (1, None)):
-        with pytest.raises(InvalidInputError, match="X must hold"):
-            make.fit(problem.logits[:n], problem.labels[:n], sample_weight=weights)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_weights_reach_the_training(form: str, problem: Any) -> None:
-    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=100)
-    logits, labels = problem.logits[:80], problem.labels[:80]
-    top = logits.argmax(axis=1) == labels
-    confidences = [
-        make.fit(logits, labels, sample_weight=weights).predict_proba(logits).max(axis=1).mean()
-        for weights in (np.where(top, 0.1, 1.0), np.where(top, 1.0, 0.1))
-    ]
-    assert confidences[0] < confidences[1] - 0.1
-
-
-@pytest.mark.usefixtures("short_solvers")
-def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
-    odds = np.exp(problem.logits - problem.logits.max(axis=1, keepdims=True))
-    probabilities = odds / odds.sum(axis=1, keepdims=True)
-    fitted = OrderPreservingCalibration(representation="probabilities", form="diag").fit(probabilities, problem.labels)
-    assert same_order(probabilities, fitted.predict_proba(probabilities))
-    with pytest.raises(InvalidInputError, match="X"):
-        fitted.fit(problem.logits, problem.labels)

@@ -108,19 +108,6 @@ def test_venn_abers_prediction_is_that_of_its_authors(problem: Any) -> None:
         np.testing.assert_allclose(np.column_stack([lower, upper]), pair, atol=1e-9)
 
 
-def test_venn_abers_prediction_of_two_classes_is_that_of_its_authors() -> None:
-    venn_abers = pytest.importorskip("venn_abers")
-    logits, probability, labels = two_classes(2000, 4)
-    new_logits, new_probability, _ = two_classes(500, 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = venn_abers.VennAbers()
-        theirs.fit(np.column_stack([1 - probability, probability]), labels)
-        found, _ = theirs.predict_proba(np.column_stack([1 - new_probability, new_probability]))
-    mine = VennAbers(maps="class").fit(logits, labels).predict_proba(new_logits)
-    np.testing.assert_allclose(mine, pooled(found, new_logits, logits, labels), atol=1e-9)
-
-
 @pytest.mark.parametrize("kind", ["isotonic", "histogram"])
 def test_binning_and_isotonic_regression_are_netcals_but_for_their_extremes(kind: str) -> None:
     binning = pytest.importorskip("netcal.binning")

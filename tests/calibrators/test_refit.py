@@ -67,14 +67,6 @@ def test_unit_and_origin_of_embeddings_play_no_part() -> None:
     np.testing.assert_allclose(fits[1].predict_proba(moved, logits=logits), expected, atol=1e-6)
 
 
-def test_penalty_is_weak_only_if_embeddings_inform() -> None:
-    embeddings, logits, labels = small_problem(400, 5)
-    posterior = log_softmax(1.5 * embeddings[:, :3], axis=1)
-    noise = np.random.default_rng(6).normal(size=(400, 40))
-    assert LastLayerRefit().fit(embeddings, labels, logits=logits).penalty_ <= 3.2
-    assert LastLayerRefit().fit(noise, labels, logits=posterior).penalty_ >= 30
-
-
 def test_groups_are_not_split_between_folds() -> None:
     """All samples of a group have one label and one embedding, which is noise."""
     generator = np.random.default_rng(8)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import kcal
 from calibrator_checks import quick
-from kcal import METHODS, KCal, KCalBlend, TemperatureScaling, Uncalibrated, load, save
+from kcal import METHODS, KCalBlend, TemperatureScaling, Uncalibrated, load, save
 from kcal.errors import InvalidInputError, RepresentationWarning
 from kcal.metrics import METRICS
 
@@ -68,12 +68,6 @@ def test_a_row_of_a_calibrator_of_two_columns_is_not_taken_for_a_column() -> Non
         fitted.predict_proba(NEW[:, None])
 
 
-def test_embeddings_of_one_dimension_are_refused() -> None:
-    for calibrator in (KCal(projection="identity"), KCalBlend()):
-        with pytest.raises(InvalidInputError, match=r"X must have two dimensions .* got shape \(120,\). Reshape"):
-            calibrator.fit(LOGITS, LABELS)
-
-
 def test_a_blend_takes_one_column_of_logits(tmp_path: Path) -> None:
     arguments = (EMBEDDINGS[:60], LABELS[:60])
     both = KCalBlend().fit(*arguments, logits=BOTH[:60])
@@ -102,18 +96,6 @@ def test_truth_values_are_the_classes_false_and_true_of_every_method(name: str, 
     np.testing.assert_array_equal(fitted.predict(new), expected[:, 1] > expected[:, 0])
     assert fitted.predict(new).dtype == bool
     assert load(save(fitted, tmp_path / "model")).predict(new).dtype == bool
-
-
-def test_truth_values_of_one_kind_are_two_classes_too() -> None:
-    assert TemperatureScaling().fit(BOTH, np.ones(120, dtype=bool)).classes_.tolist() == [False, True]
-    with pytest.warns(kcal.MissingClassWarning):
-        fitted = KCal(projection="identity", bandwidth=1.0).fit(EMBEDDINGS, np.ones(120, dtype=bool))
-    assert fitted.classes_.tolist() == [False, True]
-
-
-def test_truth_values_are_no_labels_of_three_columns() -> None:
-    with pytest.raises(InvalidInputError, match=r"y must be column indices, 0 to 2; got truth values"):
-        TemperatureScaling().fit(np.zeros((120, 3)), LABELS.astype(bool))
 
 
 @pytest.mark.parametrize("name", list(METRICS))

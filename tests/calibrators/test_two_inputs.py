@@ -16,15 +16,6 @@ METHODS = [KNNInterpolation, DensityAwareCalibration, LastLayerRefit]
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
-@every_method
-@pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
-def test_samples_without_an_error_do_not_make_certain(method: Any) -> None:
-    generator, labels = np.random.default_rng(7), np.arange(30) % 3
-    logits, embeddings = (a * np.eye(3)[labels] + 0.1 * generator.normal(size=(30, 3)) for a in (3.0, 1.0))
-    fitted = method().fit(embeddings, labels, logits=logits)
-    assert fitted.predict_proba(embeddings + 0.01, logits=logits).max() < 1 - 1e-4
-
-
 @pytest.mark.parametrize(("method", "factor"), [(KNNInterpolation, 0.95), (LastLayerRefit, 0.9)])
 def test_embeddings_add_information_that_logits_lack(method: Any, factor: float) -> None:
     (embeddings, logits, labels), (new, new_logits, new_labels) = (small_problem(600, seed) for seed in (8, 9))
@@ -76,24 +67,9 @@ def test_tables_of_logits_name_the_classes(method: Any) -> None:
 
 
 @every_method
-def test_groups_may_leave_few_samples(method: Any) -> None:
-    embeddings, logits, labels = small_problem(6, 13)
-    fitted = method().fit(embeddings, labels, logits=logits, groups=[0, 0, 0, 1, 1, 1], classes=range(3))
-    np.testing.assert_allclose(fitted.predict_proba(embeddings + 1.0, logits=logits).sum(axis=1), 1.0)
-
-
-@every_method
 def test_names_of_groups_play_no_part(method: Any) -> None:
     embeddings, logits, labels = small_problem(40, 14)
     groups = np.random.default_rng(15).integers(0, 8, 40)
     fits = [method().fit(embeddings, labels, logits=logits, groups=keys) for keys in (groups, -groups)]
     first, second = (fitted.predict_proba(embeddings + 1.0, logits=logits) for fitted in fits)
     np.testing.assert_array_equal(first, second)
-
-
-@every_method
-def test_example_inputs_resemble_the_calibration_set(method: Any) -> None:
-    embeddings, logits, labels = small_problem(300, 16)
-    made = method().fit(embeddings + 5.0, labels, logits=logits).example_inputs(200)["embeddings"].numpy()
-    cosines = made @ (embeddings + 5.0).mean(axis=0) / np.linalg.norm(made, axis=1)
-    assert np.median(cosines) > 0.9 * np.linalg.norm((embeddings + 5.0).mean(axis=0))

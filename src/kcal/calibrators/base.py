@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
+from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -41,10 +42,12 @@ MAX_FEATURES = 10**7
 """Of a calibrator in a file: no number in it may make loading allocate much memory."""
 MAX_LABEL_BYTES, MAX_BYTES_PER_CHARACTER = 2**26, 256
 """Bound on the memory of decoded labels: a constant plus a multiple of their length as text."""
+FEATURES = ("n_features", "feature_names")
 MAX_BLOCK_ENTRIES = 2**17
 """Largest tensor of a block of predictions: bounds their memory for any number of rows."""
 
 Tensors = Mapping[str, torch.Tensor]
+Shapes = dict[str, tuple[int | str, ...]]
 
 
 class CalibrationModel(nn.Module):
@@ -57,6 +60,8 @@ class CalibrationModel(nn.Module):
     """
 
     max_block_entries: ClassVar[int] = MAX_BLOCK_ENTRIES
+    shapes: ClassVar[Shapes] = {}
+    """Shapes of the buffers in double precision, by name: lengths, or the names of lengths in ``config``."""
     holds_samples: bool = False
     """Whether a row of the calibration set would find itself in the model."""
     evidence_step: float = 0.0
@@ -66,6 +71,17 @@ class CalibrationModel(nn.Module):
         super().__init__()
         self.config = config
         self.training = False
+        for name, shape in self.shapes.items():
+            lengths = tuple(config[length] if isinstance(length, str) else length for length in shape)
+            self.register_buffer(name, torch.zeros(lengths, dtype=torch.float64))
+
+    @classmethod
+    def build(cls, **values: Any) -> Self:
+        """Return the model of a fit: ``values`` are the buffers of ``shapes``, and the rest of the configuration."""
+        tensors = {name: torch.as_tensor(values.pop(name), dtype=torch.float64) for name in cls.shapes}
+        pairs = [zip(shape, tensors[name].shape, strict=True) for name, shape in cls.shapes.items()]
+        lengths = {length: found for pair in pairs for length, found in pair if isinstance(length, str)}
+        return cls(**lengths, **values).fill(**tensors)
 
     @abstractmethod
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
@@ -94,8 +110,7 @@ class CalibrationModel(nn.Module):
 
     def declare(self, *, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
         """Register a buffer of zeros for every name; () is a number."""
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype))
+        self.declare_if(True, dtype=dtype, **shapes)
 
     def declare_if(self, needed: bool, *, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
         """Register buffers as :meth:`declare`, or None in place of each if they are not needed."""
@@ -256,8 +271,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Name of the method in saved files."""
     model_class: ClassVar[type[CalibrationModel]]
     """Class of ``model_``."""
-    fit_options: ClassVar[frozenset[str]] = frozenset({"sample_weight", "classes"})
-    """Keywords of ``fit``."""
+    fit_options: ClassVar[frozenset[str]]
+    """Keywords of ``fit``, from its signature."""
     preserves_order: ClassVar[bool] = False
     """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
     has_evidence: ClassVar[bool] = False
@@ -274,6 +289,11 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keywords = signature(cls.fit).parameters.values()
+        cls.fit_options = frozenset(keyword.name for keyword in keywords if keyword.kind is keyword.KEYWORD_ONLY)
 
     @abstractmethod
     def fit(self, X: Any, y: Any) -> Self:
@@ -307,8 +327,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         predicted = self.predict(X, logits=logits)
         labels = check_labels(y, len(predicted))
         if (labels.dtype.kind == "U") != (predicted.dtype.kind == "U"):
-            expected = f"must be {'text' if predicted.dtype.kind == 'U' else 'numbers'}, as the labels of the fit"
-            raise InvalidInputError("y", expected, got=shown(labels[0]))
+            raise InvalidInputError("y", "must be text or numbers, as the labels of the fit", got=shown(labels[0]))
         weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
         return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
 
@@ -351,9 +370,9 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @abstractmethod
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
-        """Return made-up rows like those of the calibration set, "embeddings", "logits" or both, as predictions take.
+        """Return made-up rows, "embeddings", "logits" or both, as predictions take: an exported file can be verified.
 
-        An exported file can be verified with them. They are the same at every call.
+        They are the same at every call.
         """
 
     def state(self) -> CalibratorState:
@@ -382,8 +401,9 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         model = cls.model_class.restore(config, tensors, **cls._model_parts(config, tensors, parts))
         calibrator = cls(**cls._read_parameters(state.parameters, model))
         calibrator._check_parameters()
-        calibrator._restore_shared(state)
-        calibrator._restore_fit(state, model, decode_classes(state.values["classes"]))
+        classes = decode_classes(state.values["classes"])
+        calibrator._restore_features(state, classes)
+        calibrator._restore_fit(state, model, classes)
         return calibrator
 
     @classmethod
@@ -413,21 +433,17 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._fingerprints = np.sort(state.tensors["fingerprints"].numpy().view(np.uint64))
         self.model_, self.classes_ = model, classes
 
-    def _restore_shared(self, state: CalibratorState) -> None:
-        """Set the fitted attributes that all calibrators have, from a file."""
-        values, prints = state.values, state.tensors["fingerprints"]
-        names, classes, n_features = values["feature_names"], decode_classes(values["classes"]), values["n_features"]
-        if names and not (len(names) == n_features and all(isinstance(name, str) for name in names)):
-            raise FileFormatError("the stored feature names are damaged.")
-        unique = len(np.unique(classes)) == len(classes)
-        if type(n_features) is not int or not 1 <= n_features <= MAX_FEATURES or len(classes) < 2 or not unique:
-            raise FileFormatError("the stored classes or features are damaged.")
-        self._check_features(n_features, values["model"].get("n_features", n_features))
-        if prints.dtype != torch.int64 or prints.ndim != 1 or len(prints) == 0:
-            raise FileFormatError("the stored fingerprints are damaged.")
+    def _restore_features(self, state: CalibratorState, classes: NDArray[Any]) -> None:
+        """Set number and names of the features, from a file."""
+        n_features, names, prints = *(state.values[name] for name in FEATURES), state.tensors["fingerprints"]
+        self._check_features(n_features, state.values["model"].get("n_features", n_features))
+        is_sound = type(n_features) is int and 1 <= n_features <= MAX_FEATURES and len(names) in (0, n_features)
+        are_distinct = len(np.unique(classes)) == len(classes) >= 2
+        if not (is_sound and are_distinct and prints.dtype == torch.int64 and prints.ndim == 1 and len(prints)):
+            raise FileFormatError("the stored classes, features or fingerprints are damaged.")
+        self.n_features_in_ = n_features
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
-        self.n_features_in_ = n_features
 
     def _check_features(self, n_features: int, n_taken: int) -> None:
         """Raise if the model of a file takes other features than the calibrator; one column may be logits of two."""

@@ -5,14 +5,20 @@ A function of a score has steps or is linear between knots: one function per col
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn.functional import pad
 
 from kcal.validation import ALMOST_ZERO
 
 Floats = NDArray[np.float64]
+FitMap = Callable[[Floats, Any, Floats], dict[str, Floats]]
+"""Fit a function of scores (n,) to targets (n,), with weights (n,), and return the arrays that describe it, by name."""
 
 TIE_TOLERANCE = 1e-9
 """Log-probabilities that differ by no more are tied, so that rounding decides nothing."""
@@ -102,11 +108,15 @@ def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False
     """Return how many of the bounds are below (or equal to) each score, (n, k).
 
     ``bounds`` are ascending and may end with ``PADDING``: one row for each of the k columns, (k, m), or one for all,
-    (m,) or (1, m). A binary search of a fixed number of steps has no branch and no operation that exporters lack.
+    (m,) or (1, m). Exporters lack torch's search: they get a binary search of a fixed number of steps.
     """
     width, n_rows = bounds.shape[-1], len(bounds) if bounds.ndim == 2 else 1
-    flat, starts = bounds.reshape(-1), width * torch.arange(n_rows, device=bounds.device)
     scores = scores.clamp_max(PADDING / 2)
+    if not torch.compiler.is_exporting():
+        if n_rows == 1:
+            return torch.searchsorted(bounds.reshape(-1), scores.contiguous(), right=or_equal)
+        return torch.searchsorted(bounds, scores.T.contiguous(), right=or_equal).T
+    flat, starts = bounds.reshape(-1), width * torch.arange(n_rows, device=bounds.device)
     position, remaining = starts.expand(scores.shape), width
     while remaining > 0:
         half = (remaining + 1) // 2
@@ -118,14 +128,63 @@ def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False
 
 def pick(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return entries of the rows of a table, (k, m) or (1, m), at positions (n, k): column j picks from row j."""
-    starts = table.shape[1] * torch.arange(len(table), device=table.device)
-    return table.reshape(-1)[starts + positions]
+    return table[0][positions] if len(table) == 1 else table.gather(1, positions.T).T
 
 
 def interpolate(knots: torch.Tensor, values: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Return values between knots, (n, k), linear between them and constant outside; tables as in :func:`pick`."""
     low = (places(knots, scores, or_equal=True) - 1).clamp_min(0)
-    high = (low + 1).clamp_max(knots.shape[1] - 1)
-    start, width = pick(knots, low), pick(knots, high) - pick(knots, low)
-    slope = (pick(values, high) - pick(values, low)) / torch.where(width == 0, 1.0, width)
-    return slope * (scores - start).clamp_min(0.0) + pick(values, low)
+    widths = knots.diff()
+    slopes = pad(values.diff() / torch.where(widths == 0, 1.0, widths), (0, 1))
+    return pick(slopes, low) * (scores - pick(knots, low)).clamp_min(0.0) + pick(values, low)
+
+
+class ScoreMaps(nn.Module):
+    """Functions of single scores, each described by arrays: one per column of scores, or one for all columns.
+
+    Every array is a row of a table, a buffer with a row per function. Functions with fewer entries are padded: by
+    ``PADDING`` in the first table, by their last entries in the others.
+    """
+
+    def __init__(self, shapes: dict[str, list[int]]) -> None:
+        super().__init__()
+        self.shapes = shapes
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(tuple(shape), dtype=torch.float64))
+
+    @classmethod
+    def fit(cls, fit_map: FitMap, scores: Floats, targets: Any, weights: Floats, *, shared: bool = False) -> Self:
+        """Return a function fitted to each column of scores (n, k) and targets (n, k), or to all columns together."""
+        if shared:
+            weights = np.repeat(weights, scores.shape[1])
+            scores, targets = scores.reshape(-1, 1), targets.reshape(-1, 1)
+        fitted = [fit_map(column, target, weights) for column, target in zip(scores.T, targets.T, strict=True)]
+        first, *others = fitted[0]
+        tables = {first: _padded([arrays[first] for arrays in fitted], PADDING)}
+        tables |= {name: _padded([arrays[name] for arrays in fitted]) for name in others}
+        maps = cls({name: list(table.shape) for name, table in tables.items()})
+        maps.load_state_dict(tables)
+        return maps
+
+    def tables(self) -> dict[str, torch.Tensor]:
+        """Return the tables by name."""
+        return dict(self.named_buffers())
+
+    def arrays(self, name: str) -> list[Floats]:
+        """Return a table as one array per function, without padding."""
+        first = self.get_buffer(next(iter(self.shapes)))
+        table, n_padded = self.get_buffer(name), (first >= PADDING).sum(dim=1)
+        return [row[: len(row) - n].cpu().numpy() for row, n in zip(table, n_padded.tolist(), strict=True)]
+
+
+def _padded(rows: Sequence[Floats], filler: float | None = None) -> torch.Tensor:
+    """Return a table of arrays of several lengths, (k, m), padded by a number or by their last entries."""
+    width = max(map(len, rows))
+    ends = [row[-1:].sum() if filler is None else filler for row in rows]
+    table = [np.pad(row, (0, width - len(row)), constant_values=end) for row, end in zip(rows, ends, strict=True)]
+    return torch.from_numpy(np.stack(table))
+
+
+def fitted_maps(name: str) -> Any:
+    """Declare a fitted attribute that is a table of ``model_.maps``, as a list of arrays, one per function."""
+    return property(lambda calibrator: calibrator.model_.maps.arrays(name))

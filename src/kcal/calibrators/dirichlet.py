@@ -12,7 +12,6 @@ where w̄ is the mean of the diagonal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import inf, log
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,9 +20,9 @@ import torch
 from scipy.special import logsumexp, softmax
 from torch.nn.functional import pad
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import Shapes, fitted
 from kcal.calibrators.logits import MAX_PENALTY, Codes, Floats, LogitCalibrator, LogitModel
-from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import progress_bar
@@ -60,17 +59,20 @@ class Penalty(NamedTuple):
 class DirichletModel(LogitModel):
     """The mean over the folds of softmax(W·x + b), and the search for the penalties."""
 
+    shapes: ClassVar[Shapes] = {
+        "weights": ("n_folds", "n_classes", "n_classes"),
+        "intercepts": ("n_folds", "n_classes"),
+        "off_diagonal": (),
+        "intercept": (),
+        "diagonal": (),
+        "search": ("n_points", 4),
+    }
     weights: torch.Tensor
     intercepts: torch.Tensor
     off_diagonal: torch.Tensor
     intercept: torch.Tensor
     diagonal: torch.Tensor
     search: torch.Tensor
-
-    def __init__(self, *, n_folds: int, n_classes: int, n_points: int, **config: Any) -> None:
-        super().__init__(n_folds=n_folds, n_classes=n_classes, n_points=n_points, **config)
-        self.declare(weights=(n_folds, n_classes, n_classes), intercepts=(n_folds, n_classes))
-        self.declare(off_diagonal=(), intercept=(), diagonal=(), search=(n_points, 4))
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -113,7 +115,6 @@ def _check_point(point: Any, name: str) -> Penalty:
     return penalty
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class DirichletCalibration(LogitCalibrator):
     """Softmax of a linear map of the log-probabilities, W·log q + b, with off-diagonal and intercept penalties (ODIR).
 
@@ -149,8 +150,8 @@ class DirichletCalibration(LogitCalibrator):
         (λ, μ, ν, cross-validated log-loss) of every point that was tried.
     """
 
-    method: ClassVar[str] = "dircal"
-    pools_network: ClassVar[bool] = True
+    method = "dircal"
+    pools_network = True
     model_class = DirichletModel
     weights_ = fitted("weights")
     intercepts_ = fitted("intercepts")
@@ -160,7 +161,6 @@ class DirichletCalibration(LogitCalibrator):
     grid: Any = parameter("tied", check_grid)
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     progress: bool | None = None
-    model_: DirichletModel = field(init=False)
 
     @property
     def search_(self) -> list[tuple[float, ...]]:
@@ -289,13 +289,9 @@ class CrossValidation:
 
     def as_model(self, models: Floats) -> DirichletModel:
         """Return the calibration model of fitted models, with the best penalty and the search."""
-        n_folds, n_classes, _ = models.shape
-        return DirichletModel(n_folds=n_folds, n_classes=n_classes, n_points=len(self.tried)).fill(
-            weights=models[..., :-1].copy(),
-            intercepts=models[..., -1].copy(),
-            search=np.array(self.tried),
-            **self.best.penalty._asdict(),
-        )
+        weights, intercepts, search = models[..., :-1], models[..., -1], np.array(self.tried)
+        penalties = self.best.penalty._asdict()
+        return DirichletModel.build(weights=weights, intercepts=intercepts, search=search, **penalties)
 
 
 class Rows(NamedTuple):
@@ -353,7 +349,7 @@ def minimise_loss(rows: Rows, penalty: Penalty, start: Floats, tolerances: tuple
         return float(value), coordinates.to_slopes(slopes)
 
     zero, (ftol, gtol) = np.zeros(start.size + n_classes), tolerances
-    point = minimise_convex(loss, zero, name="Dirichlet calibration", maxcor=20, ftol=ftol, gtol=gtol)
+    point = minimise(loss, zero, name="Dirichlet calibration", maxcor=20, ftol=ftol, gtol=gtol)
     return start + coordinates.to_change(point)
 
 

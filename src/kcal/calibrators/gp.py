@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import inf, log
 from types import ModuleType
 from typing import Any, ClassVar
@@ -26,17 +25,19 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
+from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import Shapes, fitted
 from kcal.calibrators.class_scores import average_ties, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import Floats, LogitCalibrator, LogitModel
-from kcal.calibrators.quasi_newton import minimise
-from kcal.errors import ConvergenceWarning, MissingExtraError, warn
+from kcal.calibrators.solvers import loss_of_parameters, minimise
+from kcal.errors import MissingExtraError
 from kcal.progress import progress_bar
 from kcal.samples import Samples
 from kcal.validation import ALMOST_ZERO, check_integer, parameter
 
 MAX_ITERATIONS = 1000
+ADVICE = "its bound still rose, and it may not be optimal."
 MAX_INDUCING_POINTS = 1000
 MAX_DRAWS = 100_000
 WHITE_NOISE = 0.01
@@ -69,6 +70,15 @@ class GaussianProcessModel(LogitModel):
     """The posterior of the latent function, and the draws of the prediction."""
 
     ignores_class_order: ClassVar[bool] = True
+    shapes: ClassVar[Shapes] = {
+        "inducing": ("n_points",),
+        "mean": ("n_points",),
+        "deviation": ("n_points",),
+        "whitening": ("n_points", "n_points"),
+        "normals": ("n_draws", "n_classes"),
+        "variance": (),
+        "lengthscale": (),
+    }
     inducing: torch.Tensor  # Z
     mean: torch.Tensor  # a
     deviation: torch.Tensor  # c
@@ -76,11 +86,6 @@ class GaussianProcessModel(LogitModel):
     normals: torch.Tensor  # standard normal numbers
     variance: torch.Tensor
     lengthscale: torch.Tensor
-
-    def __init__(self, *, n_points: int, n_draws: int, n_classes: int, **config: Any) -> None:
-        super().__init__(n_points=n_points, n_draws=n_draws, n_classes=n_classes, **config)
-        self.declare(inducing=(n_points,), mean=(n_points,), deviation=(n_points,), whitening=(n_points, n_points))
-        self.declare(normals=(n_draws, n_classes), variance=(), lengthscale=())
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -162,7 +167,6 @@ def standard_normals(n_draws: int, n_classes: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([half, -half]))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class GaussianProcessCalibration(LogitCalibrator):
     """Replace the score of every class by a Gaussian process of it, the same for all classes, and average softmax.
 
@@ -191,7 +195,7 @@ class GaussianProcessCalibration(LogitCalibrator):
         Of the covariance of the process, at the maximum of the bound.
     """
 
-    method: ClassVar[str] = "gp"
+    method = "gp"
     model_class = GaussianProcessModel
     lengthscale_ = fitted("lengthscale")
     variance_ = fitted("variance")
@@ -209,12 +213,10 @@ class GaussianProcessCalibration(LogitCalibrator):
         labels = scores, rank_of_label(order, samples.codes), torch.from_numpy(samples.weights)
         posterior = fit_posterior(*labels, torch.from_numpy(inducing), self.representation, self.progress)
         variance, lengthscale = (posterior.pop(f"log_{name}").exp()[0] for name in ("variance", "lengthscale"))
-        normals = standard_normals(int(self.samples), samples.n_classes, int(self.seed))
-        n_draws, n_classes = normals.shape
-        return GaussianProcessModel(n_points=len(inducing), n_draws=n_draws, n_classes=n_classes).fill(
+        return GaussianProcessModel.build(
             inducing=inducing,
             whitening=whitening_matrix(torch.from_numpy(inducing), variance, lengthscale),
-            normals=normals,
+            normals=standard_normals(int(self.samples), samples.n_classes, int(self.seed)),
             variance=variance,
             lengthscale=lengthscale,
             **posterior,
@@ -279,17 +281,15 @@ def fit_posterior(
             advance(f"bound {-loss:.2f}")
             return loss
 
-        bounds, tolerances = list(BOUNDS.values()), {"tolerance": 1e-9, "gradient_tolerance": 1e-6}
-        converged = minimise(
-            evaluate, list(parameters.values()), bounds=bounds, iterations=MAX_ITERATIONS, **tolerances
-        )
+        loss, start = loss_of_parameters(evaluate, list(parameters.values()))
+        bounds = [BOUNDS[name] for name, values in parameters.items() for _ in range(values.numel())]
+        limits: dict[str, Any] = {"bounds": bounds, "max_iterations": MAX_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
+        point = minimise(loss, start, name="the Gaussian process", advice=ADVICE, **limits)
+    vector_to_parameters(torch.from_numpy(point), parameters.values())
     posterior = {name: value.detach().reshape(-1) for name, value in parameters.items()}
     needed = float(posterior["log_lengthscale"].exp()) / SPACINGS_PER_LENGTHSCALE
     if not grid.exact and needed < spacing:
         return fit_posterior(scores, own, weights, inducing, representation, show, needed / 2)
-    if not converged:
-        message = f"The bound of the Gaussian process still rose after {MAX_ITERATIONS} iterations"
-        warn(f"{message}; the fit may not be optimal.", ConvergenceWarning)
     return posterior
 
 

@@ -12,8 +12,7 @@ it reaches may be a local one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,9 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from kcal.calibrators.class_scores import (
+    Floats,
+    ScoreMaps,
+    fitted_maps,
     network_log_probs,
     pick,
     places,
@@ -28,8 +30,8 @@ from kcal.calibrators.class_scores import (
     rounded_log_odds,
     top_accuracy,
 )
-from kcal.calibrators.logits import MAX_BINS, Floats, LogitCalibrator
-from kcal.calibrators.one_vs_rest import MapsModel, bin_rates, fitted_maps
+from kcal.calibrators.logits import MAX_BINS, LogitCalibrator, LogitModel
+from kcal.calibrators.one_vs_rest import bin_rates
 from kcal.samples import Samples
 from kcal.validation import check_choice, check_integer, parameter
 
@@ -42,40 +44,31 @@ MAX_LOG_ODDS = 700.0  # σ of minus this is still above zero
 SAME_SCORE = 1e-12  # distance below which scores are the same
 
 
-class IMaxModel(MapsModel):
+class IMaxModel(LogitModel):
     """Bins of log-odds and their rates: one set for all classes or the top class, or one per class."""
 
-    tables: ClassVar[dict[str, int]] = {"boundaries": 0, "rates": 1}
-    boundaries: torch.Tensor
-    rates: torch.Tensor
-
-    def __init__(self, *, form: str, **config: Any) -> None:
-        super().__init__(form=form, **config)
-        self.form = form
+    def __init__(self, *, form: str, tables: dict[str, list[int]], **config: Any) -> None:
+        super().__init__(form=form, tables=tables, **config)
+        self.form, self.maps = form, ScoreMaps(tables)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
+        scores = rounded_log_odds(log_probs)
         if self.form == "top":
-            top = self._rates_of(rounded_log_odds(log_probs).amax(dim=1, keepdim=True))[:, 0]
+            top = self.rates(scores.amax(dim=1, keepdim=True))[:, 0]
             return replace_top(log_probs, torch.log(top), torch.log1p(-top))
-        return torch.log_softmax(torch.logit(self.binned_scores(log_probs)), dim=1)
+        return torch.log_softmax(torch.logit(self.rates(scores)), dim=1)
 
-    def binned_scores(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """Return the rate of each class's bin, (n, n_classes); for the form "top", probabilities."""
-        return (
-            torch.exp(self.log_probs(log_probs)) if self.form == "top" else self._rates_of(rounded_log_odds(log_probs))
-        )
-
-    def _rates_of(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the rate of each bin; a score at a boundary belongs to the upper bin."""
-        return pick(self.rates, places(self.boundaries, scores, or_equal=True))
+    def rates(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the rate of the bin of each score; a score at a boundary belongs to the upper bin."""
+        tables = self.maps.tables()
+        return pick(tables["rates"], places(tables["boundaries"], scores, or_equal=True))
 
     def summary(self) -> dict[str, str]:
         """Return form and number of bins for display."""
-        return {"form": self.form, "bins": ", ".join(str(len(rates)) for rates in self.arrays("rates")[:5])}
+        return {"form": self.form, "bins": ", ".join(str(len(rates)) for rates in self.maps.arrays("rates")[:5])}
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class IMaxBinning(LogitCalibrator):
     """Bin log-odds to maximise the mutual information of bin and label; a bin's output is its rate of positives.
 
@@ -103,10 +96,9 @@ class IMaxBinning(LogitCalibrator):
         Output of every bin, each array one longer than the boundaries.
     """
 
-    method: ClassVar[str] = "imax"
-    pools_network: ClassVar[bool] = True
+    method = "imax"
+    pools_network = True
     model_class = IMaxModel
-    model_: IMaxModel = field(init=False)
     boundaries_ = fitted_maps("boundaries")
     rates_ = fitted_maps("rates")
     form: str = parameter("shared", check_choice, choices=FORMS)
@@ -118,9 +110,12 @@ class IMaxBinning(LogitCalibrator):
         The form "top" has rates of the top class only and returns probabilities.
         """
         rows, kind = self._check_rows(X)
-        model = self.model_
+        model: Any = self.model_
         with torch.inference_mode():
-            return kind.give_back(model.binned_scores(network_log_probs(rows.to(model.device), model.representation)))
+            log_probs = network_log_probs(rows.to(model.device), model.representation)
+            if model.form == "top":
+                return kind.give_back(torch.exp(model.log_probs(log_probs)))
+            return kind.give_back(model.rates(rounded_log_odds(log_probs)))
 
     @property
     def fits_each_class(self) -> bool:
@@ -132,15 +127,18 @@ class IMaxBinning(LogitCalibrator):
         if self.form == "top":
             scores = scores.max(axis=1, keepdims=True)
             targets = top_accuracy(samples.logits, samples.codes)[:, None]
-        shared = self.form == "shared"
-        return IMaxModel.fit_maps(self._fit_bins, scores, targets, samples.weights, shared=shared, form=self.form)
+        maps = ScoreMaps.fit(self._fit_bins, scores, targets, samples.weights, shared=self.form == "shared")
+        model = IMaxModel(form=self.form, tables=maps.shapes)
+        model.maps = maps
+        return model
 
-    def _fit_bins(self, scores: Floats, targets: Floats, weights: Floats) -> tuple[Floats, ...]:
+    def _fit_bins(self, scores: Floats, targets: Floats, weights: Floats) -> dict[str, Floats]:
         """Return boundaries and rates; every class starts from the same draws, so that their order plays no part."""
         boundaries = find_boundaries(scores, weights, int(self.bins), np.random.default_rng(self.seed))
         index = np.searchsorted(boundaries, scores, side="right")
         overall = bin_rates(np.zeros_like(index), targets, weights, np.zeros(1))  # of a bin without samples
-        return boundaries, bin_rates(index, targets, weights, np.repeat(overall, len(boundaries) + 1))
+        rates = bin_rates(index, targets, weights, np.repeat(overall, len(boundaries) + 1))
+        return {"boundaries": boundaries, "rates": rates}
 
 
 def find_boundaries(log_odds: Floats, weights: Floats, n_bins: int, generator: np.random.Generator) -> Floats:

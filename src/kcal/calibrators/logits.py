@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log, log1p
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, dataclass_transform
 
 import numpy as np
 import torch
@@ -93,13 +93,6 @@ class LogitModel(CalibrationModel):
         A formula without branches that depend on numbers: it is compiled and exported.
         """
 
-    def example_embeddings(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return embeddings like those of the calibration set from standard normal noise, (n, h).
-
-        A method on embeddings and logits overrides this.
-        """
-        return noise
-
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes), in float64."""
         rows = unchecked_logits(required(logits, "logits"), self.representation)
@@ -113,11 +106,12 @@ class LogitModel(CalibrationModel):
         return unsort_classes(torch.logsumexp(torch.stack(parts), dim=0), order)
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogitCalibrator(Calibrator):
     """Base class of the methods on logits, or on embeddings and logits.
 
-    A method declares its parameters as fields, names its ``model_class`` and fits in ``_fit_model``.
+    A method is a dataclass: it declares its parameters as fields, names its ``model_class`` and fits in ``_fit_model``.
     """
 
     inputs: ClassVar[str] = "logits"
@@ -126,8 +120,12 @@ class LogitCalibrator(Calibrator):
     """Whether predictions are pooled with the scaled network, because the method itself has no prior."""
     representation: str = "logits"
     seed: int = 0
-    model_: LogitModel = field(init=False)
+    model_: Any = field(init=False)
     logit_names_in_: NDArray[np.object_] = field(init=False)  # of a method on embeddings and logits
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclass(cls, kw_only=True, eq=False, repr=False)
 
     def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Fit to the calibration set.
@@ -184,13 +182,13 @@ class LogitCalibrator(Calibrator):
         return False
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
-        """Return random logits and, for a method that takes them, embeddings like those of the calibration set."""
+        """Return random logits and, for a method that takes them, random embeddings."""
         check_is_fitted(self)
-        if self.inputs == "logits":
-            return {"logits": example_logits(n_rows, self.n_features_in_, self._representation())}
-        noise = torch.randn(n_rows, self.n_features_in_, generator=torch.Generator().manual_seed(0))
-        logits = example_logits(n_rows, len(self.classes_), self._representation())
-        return {"embeddings": self.model_.example_embeddings(noise.double()).float(), "logits": logits}
+        n_columns = self.n_features_in_ if self.inputs == "logits" else len(self.classes_)
+        rows = {"logits": example_logits(n_rows, n_columns, self._representation())}
+        if self.inputs == "both":
+            rows["embeddings"] = torch.randn(n_rows, self.n_features_in_, generator=torch.Generator().manual_seed(0))
+        return dict(sorted(rows.items()))
 
     def _predict(self, X: Any, logits: Any) -> Prediction:
         rows, kind = self._check_rows(X)
@@ -230,6 +228,27 @@ class LogitCalibrator(Calibrator):
         check_choice(model.representation, "representation", REPRESENTATIONS)
         self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
         super()._restore_fit(state, model, classes)
+
+
+def fit_with_embeddings(
+    self: Any, X: Any, y: Any, *, logits: Any = None, groups: Any = None, sample_weight: Any = None, classes: Any = None
+) -> Any:
+    """Fit to the calibration set.
+
+    Parameters
+    ----------
+    X : (n, h) array, tensor or table
+        Embeddings.
+    y : (n,) array
+        Labels: integers are columns of ``logits``, as in :meth:`TemperatureScaling.fit`.
+    logits : (n, n_classes) array, tensor or table
+        The network's logits for the rows of ``X``, or its probabilities with ``representation="probabilities"``.
+    groups : (n,) array, optional
+        Patients, speakers, sites: no sample is predicted from its own group when parameters are chosen.
+    sample_weight, classes
+        As in :meth:`TemperatureScaling.fit`.
+    """
+    return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes)
 
 
 def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:

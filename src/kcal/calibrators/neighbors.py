@@ -9,16 +9,15 @@ N_k are the k nearest calibration samples and w_i their weights; u_(k) is the k-
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import Shapes, fitted
 from kcal.calibrators.fit_warnings import warn_of_training_rows
-from kcal.calibrators.logits import Floats, LogitCalibrator, LogitModel, required
-from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.logits import Floats, LogitCalibrator, LogitModel, fit_with_embeddings, required
+from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
 from kcal.errors import InvalidInputError
 from kcal.projection.modules import at_unit_length
@@ -36,54 +35,39 @@ PRIOR_MEAN = 0.1
 """Prior mean of w₁·(mean of s), what the distance adds to the temperature on average."""
 MAX_DISTANCES = 2**22
 """Size of the largest matrix of distances: blocks of fewer rows would read all points too often."""
-EXAMPLE_NOISE = 0.1
-"""Standard deviation of the noise of made-up rows, in units of that of the points."""
 
 
-class NeighborModel(LogitModel):
-    """Base class of the models: the points, and the search for the k nearest of them."""
-
-    max_block_entries: ClassVar[int] = MAX_DISTANCES
-    points: torch.Tensor
-
-    def __init__(self, *, n_points: int, n_features: int, k: int, **config: Any) -> None:
-        super().__init__(n_points=n_points, n_features=n_features, k=k, **config)
-        self.k = k
-        self.declare(points=(n_points, n_features))
-
-    def nearest(self, embeddings: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return squared distances and positions of the k nearest points of each row, both (n, k), ascending."""
-        return nearest(at_unit_length(required(embeddings, "embeddings")), self.points, self.k)
-
-    def example_embeddings(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return rows near some of the points, (n, h)."""
-        chosen = torch.linspace(0, len(self.points) - 1, len(noise)).long()
-        return self.points[chosen] + EXAMPLE_NOISE * self.points.std(dim=0, correction=0) * noise
-
-    def entries_per_row(self) -> int:
-        """Return the number of distances of a row."""
-        return len(self.points)
-
-
-class KNNModel(NeighborModel):
+class KNNModel(LogitModel):
     """(1 − λ)·softmax(z / T) + λ·(label frequencies of the nearest calibration samples)."""
 
+    shapes: ClassVar[Shapes] = {
+        "points": ("n_points", "n_features"),
+        "weights": ("n_points",),
+        "temperature": (),
+        "share": (),
+        "tau": (),
+    }
+    max_block_entries: ClassVar[int] = MAX_DISTANCES
     holds_samples = True
+    points: torch.Tensor
     codes: torch.Tensor
     weights: torch.Tensor
     temperature: torch.Tensor
     share: torch.Tensor
     tau: torch.Tensor
 
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        n_points = len(self.points)
-        self.declare(weights=(n_points,), temperature=(), share=(), tau=())
-        self.declare(codes=(n_points,), dtype=torch.int64)
+    def __init__(self, *, k: int, **config: Any) -> None:
+        super().__init__(k=k, **config)
+        self.k = k
+        self.declare(codes=(len(self.points),), dtype=torch.int64)
+
+    def entries_per_row(self) -> int:
+        """Return the number of distances of a row."""
+        return len(self.points)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        distances, places = self.nearest(embeddings)
+        distances, places = nearest(at_unit_length(required(embeddings, "embeddings")), self.points, self.k)
         votes = neighbor_weights(distances, self.weights[places], self.tau)
         frequencies = torch.zeros_like(log_probs).scatter_add(1, self.codes[places], votes)
         seen = frequencies > 0
@@ -119,34 +103,14 @@ class KNNInterpolation(LogitCalibrator):
         T, λ, k and τ.
     """
 
-    method: ClassVar[str] = "knn"
-    inputs: ClassVar[str] = "both"
-    fit_options: ClassVar[frozenset[str]] = LogitCalibrator.fit_options | {"logits", "groups"}
+    method = "knn"
+    inputs = "both"
+    fit = fit_with_embeddings
     model_class = KNNModel
     temperature_ = fitted("temperature")
     share_ = fitted("share")
     k_ = fitted("k")
     tau_ = fitted("tau")
-
-    def fit(
-        self, X: Any, y: Any, *, logits: Any = None, groups: Any = None, sample_weight: Any = None, classes: Any = None
-    ) -> Self:
-        """Fit to the calibration set.
-
-        Parameters
-        ----------
-        X : (n, h) array, tensor or table
-            Embeddings.
-        y : (n,) array
-            Labels: integers are columns of ``logits``, as in :meth:`TemperatureScaling.fit`.
-        logits : (n, n_classes) array, tensor or table
-            The network's logits for the rows of ``X``, or its probabilities with ``representation="probabilities"``.
-        groups : (n,) array, optional
-            Patients, speakers, sites: no sample is predicted from its own group when parameters are chosen.
-        sample_weight, classes
-            As in :meth:`TemperatureScaling.fit`.
-        """
-        return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes)
 
     def _fit_model(self, samples: Samples) -> KNNModel:
         points = at_unit_length(samples.embeddings.double())
@@ -169,27 +133,33 @@ class KNNInterpolation(LogitCalibrator):
         votes = torch.stack([votes_for_label(k, tau) for k, tau in candidates])
         best, share = best_mixture(network.numpy(), votes.numpy(), samples.weights)
         k, tau = candidates[best]
-        model = KNNModel(n_points=len(points), n_features=points.shape[1], k=k)
-        return model.fill(points=points, codes=codes, weights=weights, temperature=temperature, share=share, tau=tau)
+        numbers = {"temperature": temperature, "share": share, "tau": tau}
+        return KNNModel.build(points=points, weights=weights, k=k, **numbers).fill(codes=codes)
 
 
-class DensityModel(NeighborModel):
+class DensityModel(LogitModel):
     """softmax(z / (w₁·s + w₀)), s the squared distance to the k-th nearest point.
 
     The points are the training set, or for want of one the calibration set: the model then ``holds_samples``.
     """
 
+    shapes: ClassVar[Shapes] = {"points": ("n_points", "n_features"), "slope": (), "intercept": ()}
+    max_block_entries: ClassVar[int] = MAX_DISTANCES
+    points: torch.Tensor
     slope: torch.Tensor
     intercept: torch.Tensor
 
-    def __init__(self, *, holds_samples: bool, **config: Any) -> None:
-        super().__init__(holds_samples=holds_samples, **config)
-        self.holds_samples = holds_samples
-        self.declare(slope=(), intercept=())
+    def __init__(self, *, k: int, holds_samples: bool, **config: Any) -> None:
+        super().__init__(k=k, holds_samples=holds_samples, **config)
+        self.k, self.holds_samples = k, holds_samples
+
+    def entries_per_row(self) -> int:
+        """Return the number of distances of a row."""
+        return len(self.points)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        distances, _ = self.nearest(embeddings)
+        distances, _ = nearest(at_unit_length(required(embeddings, "embeddings")), self.points, self.k)
         return torch.log_softmax(log_probs / (self.slope * distances[:, -1:] + self.intercept), dim=1)
 
     def summary(self) -> dict[str, str]:
@@ -202,7 +172,6 @@ class DensityModel(NeighborModel):
         }
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class DensityAwareCalibration(LogitCalibrator):
     """Divide the logits by a temperature that grows with the distance from the training set.
 
@@ -228,10 +197,9 @@ class DensityAwareCalibration(LogitCalibrator):
         w₁ and w₀.
     """
 
-    method: ClassVar[str] = "dac"
-    inputs: ClassVar[str] = "both"
+    method = "dac"
+    inputs = "both"
     uses_training_set = True
-    fit_options: ClassVar[frozenset[str]] = KNNInterpolation.fit_options | {"train_embeddings"}
     model_class = DensityModel
     slope_ = fitted("slope")
     intercept_ = fitted("intercept")
@@ -271,8 +239,8 @@ class DensityAwareCalibration(LogitCalibrator):
         k = min(int(self.k), n_candidates)
         distances, _ = nearest_in_blocks(rows, points, k, keys)
         slope, intercept = fit_density_temperature(samples, distances[:, -1].numpy())
-        model = DensityModel(n_points=len(points), n_features=points.shape[1], k=k, holds_samples=keys is not None)
-        return model.fill(points=points, slope=slope, intercept=intercept)
+        options = {"k": k, "holds_samples": keys is not None}
+        return DensityModel.build(points=points, slope=slope, intercept=intercept, **options)
 
     def _check_training_rows(self, train_embeddings: Any, embeddings: torch.Tensor) -> torch.Tensor:
         names, known = column_names(train_embeddings), list(getattr(self, "feature_names_in_", []))
@@ -366,6 +334,6 @@ def fit_density_temperature(samples: Samples, distances: Floats) -> tuple[float,
 
     start = np.array([0.0, fit_temperature(log_probs, codes, weights)])
     bounds = [(0.0, None), (MIN_TEMPERATURE, None)]
-    options = {"ftol": 1e-14, "gtol": 1e-9}
-    slope, intercept = minimise_convex(loss, start, name="a temperature by density", bounds=bounds, **options)
+    name = "a temperature by density"
+    slope, intercept = minimise(loss, start, name=name, bounds=bounds, ftol=1e-14, gtol=1e-9)
     return float(slope) / unit, float(intercept)

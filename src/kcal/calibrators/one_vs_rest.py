@@ -13,11 +13,10 @@ scaling-binning   g(s) = (1/n_b)·Σ_{i∈b} p_ik(T),   p(T) = softmax(z / T),  
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,16 +25,23 @@ from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
 
 from kcal.calibrators.base import fitted
-from kcal.calibrators.class_scores import PADDING, interpolate, pick, places, rounded_log_odds
-from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, Floats, LogitCalibrator, LogitModel
-from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.class_scores import (
+    FitMap,
+    Floats,
+    ScoreMaps,
+    fitted_maps,
+    interpolate,
+    pick,
+    places,
+    rounded_log_odds,
+)
+from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel
+from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.samples import Samples, stratified_folds
 from kcal.validation import ALMOST_ZERO, check_choice, check_integer, check_number, parameter
 
 Hits = NDArray[np.bool_]
-FitMap = Callable[[Floats, Any, Floats], tuple[Floats, ...]]
-"""Fit a map of scores (n,) to targets (n,), with weights (n,), and return the arrays that describe it."""
 Point = tuple[float, float]
 
 MAPS = ("auto", "class", "shared")
@@ -46,128 +52,79 @@ MAX_LOG_ODDS = float(-np.log(ALMOST_ZERO))
 """Log-odds of Platt scaling and beta calibration are clipped here, where p or 1 − p is 1e-12."""
 
 
-class MapsModel(LogitModel):
-    """Base class of models with maps of single scores: one per column of scores, or one for all columns.
+class OneVsRestModel(LogitModel):
+    """Maps of the log-odds of softmax(z / T), T = 1 but for scaling-binning, normalised.
 
-    Every array that describes the maps is a table with a row per map. Rows of maps with fewer entries are padded: by
-    ``PADDING`` in the first table, whose number of columns is ``size``, by their last entries in the others.
+    Parameters
+    ----------
+    formula : str
+        How the tables of the maps give log g: a name of ``FORMULAS``.
+    tables : dict
+        Shapes of the tables.
+    temperature : float
+        T.
     """
 
-    tables: ClassVar[dict[str, int]]
-    """Names of the tables; each has so many columns more than the first."""
-
-    def __init__(self, *, n_maps: int, size: int, **config: Any) -> None:
-        super().__init__(n_maps=n_maps, size=size, **config)
-        shapes = {name: (n_maps, size + extra) for name, extra in self.tables.items()}
-        self.declare(dtype=torch.float64, **shapes)
+    def __init__(self, *, formula: str, tables: dict[str, list[int]], temperature: float = 1.0, **config: Any) -> None:
+        super().__init__(formula=formula, tables=tables, temperature=temperature, **config)
+        self.formula, self.temperature = FORMULAS[formula], temperature
+        self.maps = ScoreMaps(tables)
 
     @classmethod
-    def fit_maps(
-        cls, fit_map: FitMap, scores: Floats, targets: Any, weights: Floats, *, shared: bool = False, **config: Any
-    ) -> Self:
-        """Return the model with a map fitted to each column of scores (n, k), or to all of them together."""
-        if shared:
-            weights = np.repeat(weights, scores.shape[1])
-            scores, targets = scores.reshape(-1, 1), targets.reshape(-1, 1)
-        maps = [fit_map(column, hits, weights) for column, hits in zip(scores.T, targets.T, strict=True)]
-        first = next(iter(cls.tables))
-        tables = {
-            name: padded(rows, PADDING if name == first else None)
-            for name, rows in zip(cls.tables, zip(*maps, strict=True), strict=True)
-        }
-        return cls(n_maps=len(maps), size=tables[first].shape[1], **config).fill(**tables)
+    def fit(cls, formula: str, fit_map: FitMap, samples: Samples, *, shared: bool, temperature: float = 1.0) -> Self:
+        """Return the model with a map per class, or one for the scores of all classes together.
 
-    def arrays(self, name: str) -> list[Floats]:
-        """Return a table as one array per map, without padding."""
-        sizes = (self.get_buffer(next(iter(self.tables))) < PADDING).sum(dim=1) + self.tables[name]
-        return [row[:size].cpu().numpy() for row, size in zip(self.get_buffer(name), sizes.tolist(), strict=True)]
-
-
-def padded(rows: Sequence[Floats], filler: float | None) -> torch.Tensor:
-    """Return a table of arrays of several lengths, (k, m), padded by a number or by their last entries."""
-    width = max(map(len, rows))
-    ends = [row[-1:].sum() if filler is None else filler for row in rows]
-    table = [np.pad(row, (0, width - len(row)), constant_values=end) for row, end in zip(rows, ends, strict=True)]
-    return torch.from_numpy(np.stack(table))
-
-
-def fitted_maps(name: str) -> Any:
-    """Declare a fitted attribute that is a table of ``model_``, as a list of arrays, one per map."""
-    return property(lambda calibrator: calibrator.model_.arrays(name))
-
-
-class OneVsRestModel(MapsModel):
-    """Base class of the models: maps of log-odds, normalised."""
-
-    @abstractmethod
-    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return log g_k(s_k), (n, n_classes), finite."""
+        Targets are whether the label is the class of the score.
+        """
+        hits = samples.codes[:, None] == np.arange(samples.n_classes)
+        scores = rounded_log_odds(scaled(samples.logits, temperature)).numpy()
+        maps = ScoreMaps.fit(fit_map, scores, hits, samples.weights, shared=shared)
+        model = cls(formula=formula, tables=maps.shapes, temperature=temperature)
+        model.maps = maps
+        return model
 
     @property
-    def maps(self) -> str:
+    def sharing(self) -> str:
         """Whether every class has a map of its own, "class", or all have one, "shared"."""
-        return "shared" if self.config["n_maps"] == 1 else "class"
+        return "shared" if next(iter(self.maps.shapes.values()))[0] == 1 else "class"
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        return torch.log_softmax(self.log_map(rounded_log_odds(log_probs)), dim=1)
+        scores = rounded_log_odds(scaled(log_probs, self.temperature))
+        return torch.log_softmax(self.formula(scores, **self.maps.tables()), dim=1)
 
     def summary(self) -> dict[str, str]:
         """Return the kind of maps for display."""
-        return {"maps": "one shared by all classes" if self.maps == "shared" else "one per class"}
+        temperature = {} if self.temperature == 1 else {"temperature": f"{self.temperature:.4g}"}
+        return temperature | {"maps": "one shared by all classes" if self.sharing == "shared" else "one per class"}
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class OneVsRest(LogitCalibrator):
-    """Base class of the methods that map the score of each class by itself; parameters as in :class:`PlattScaling`."""
-
-    fits_each_class = True
-    pools_network: ClassVar[bool] = True
-    model_class: ClassVar[type[OneVsRestModel]]
-    maps_ = fitted("maps")
-    maps: str = parameter("auto", check_choice, choices=MAPS)
-
-    @abstractmethod
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
-        """Return the arrays of a map from scores and whether the label is the class of the score, all (n,)."""
-
-    def _fit_maps(self, samples: Samples, *, shared: bool) -> OneVsRestModel:
-        """Return the model with a map per class, or one for the scores of all classes together."""
-        scores, hits = rounded_log_odds(samples.logits).numpy(), samples.codes[:, None] == np.arange(samples.n_classes)
-        return self.model_class.fit_maps(self._fit_map, scores, hits, samples.weights, shared=shared)
-
-    def _fit_model(self, samples: Samples) -> OneVsRestModel:
-        shared = self._sharing_is_better(samples) if self.maps == "auto" else self.maps == "shared"
-        return self._fit_maps(samples, shared=shared)
-
-    def _sharing_is_better(self, samples: Samples) -> bool:
-        """Return whether a shared map has the lower cross-validated log-loss."""
-        if len(samples) < 2 * FOLDS:
-            return True
-        folds = stratified_folds(samples.codes, FOLDS, self.seed)
-        losses = {True: 0.0, False: 0.0}
-        for shared, fold in product(losses, range(FOLDS)):
-            inside, outside = (samples.select(np.flatnonzero(rows)) for rows in (folds != fold, folds == fold))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the fit to all samples warns
-                log_probs = self._fit_maps(inside, shared=shared).log_probs(outside.logits).numpy()
-            losses[shared] -= float(outside.weights @ log_probs[np.arange(len(outside)), outside.codes])
-        return losses[True] <= losses[False]
+def scaled(log_probs: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return log softmax(z / T), (n, n_classes)."""
+    return log_probs if temperature == 1 else torch.log_softmax(log_probs / temperature, dim=1)
 
 
-class LogisticModel(OneVsRestModel):
-    """σ(a·s + c) or, with three coefficients, σ(a·log p − b·log(1 − p) + c)."""
+def choose_sharing(calibrator: Any, samples: Samples, fit: Callable[..., OneVsRestModel]) -> OneVsRestModel:
+    """Return the model that ``fit(samples, shared=...)`` makes, as ``calibrator.maps`` says.
 
-    tables: ClassVar[dict[str, int]] = {"coefficients": 0}
-    coefficients: torch.Tensor
+    "auto" takes a shared map if its cross-validated log-loss is the lower one.
+    """
+    if calibrator.maps != "auto":
+        return fit(samples, shared=calibrator.maps == "shared")
+    if len(samples) < 2 * FOLDS:
+        return fit(samples, shared=True)
+    folds = stratified_folds(samples.codes, FOLDS, calibrator.seed)
+    losses = {True: 0.0, False: 0.0}
+    for shared, fold in product(losses, range(FOLDS)):
+        inside, outside = (samples.select(np.flatnonzero(rows)) for rows in (folds != fold, folds == fold))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit to all samples warns
+            log_probs = fit(inside, shared=shared).log_probs(outside.logits).numpy()
+        losses[shared] -= float(outside.weights @ log_probs[np.arange(len(outside)), outside.codes])
+    return fit(samples, shared=losses[True] <= losses[False])
 
-    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return log g_k(s_k), (n, n_classes)."""
-        features = logistic_features(scores, self.coefficients.shape[1])
-        return log_sigmoid((features * self.coefficients).sum(dim=-1))
 
-
-class PlattScaling(OneVsRest):
+class PlattScaling(LogitCalibrator):
     """Fit a logistic curve to the log-odds of each class against the rest, then normalise.
 
     The targets are Platt's: (n₊ + 1)/(n₊ + 2) for the n₊ positives and 1/(n₋ + 2) for the n₋ negatives, so that
@@ -187,18 +144,23 @@ class PlattScaling(OneVsRest):
         a_k and c_k of each curve.
     """
 
-    method: ClassVar[str] = "platt"
-    model_class = LogisticModel
+    method = "platt"
+    pools_network = fits_each_class = True
+    model_class = OneVsRestModel
+    maps_ = fitted("sharing")
     coefficients_ = fitted_maps("coefficients")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
-        positives, negatives = weights[hits].sum(), weights[~hits].sum()
-        targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-        return (fit_logistic(scores, targets, weights, start=[1.0, 0.0]),)
+    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            positives, negatives = weights[hits].sum(), weights[~hits].sum()
+            targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+            return {"coefficients": fit_logistic(scores, targets, weights, start=[1.0, 0.0])}
+
+        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "logistic", fit_map))
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class BetaCalibration(OneVsRest):
+class BetaCalibration(LogitCalibrator):
     """Fit a beta-calibration curve to each class against the rest, then normalise.
 
     It is the correct curve if the scores of positives and of negatives follow beta distributions. a = b = 1 and c = 0
@@ -219,15 +181,28 @@ class BetaCalibration(OneVsRest):
         a_k, b_k and c_k of each curve.
     """
 
-    method: ClassVar[str] = "beta"
-    model_class = LogisticModel
+    method = "beta"
+    pools_network = fits_each_class = True
+    model_class = OneVsRestModel
+    maps_ = fitted("sharing")
     coefficients_ = fitted_maps("coefficients")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
-        bounds = [(0.0, None), (0.0, None), (None, None)]
-        targets = hits.astype(np.float64)
-        return (fit_logistic(scores, targets, weights, start=[1.0, 1.0, 0.0], penalty=self.penalty, bounds=bounds),)
+    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+        bounds, start = [(0.0, None), (0.0, None), (None, None)], [1.0, 1.0, 0.0]
+
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            targets, penalty = hits.astype(np.float64), self.penalty
+            coefficients = fit_logistic(scores, targets, weights, start=start, penalty=penalty, bounds=bounds)
+            return {"coefficients": coefficients}
+
+        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "logistic", fit_map))
+
+
+def logistic_map(scores: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """Return log σ(a·s + c) or, with three coefficients, log σ(a·log p − b·log(1 − p) + c)."""
+    return log_sigmoid((logistic_features(scores, coefficients.shape[1]) * coefficients).sum(dim=-1))
 
 
 def logistic_features(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -264,22 +239,10 @@ def fit_logistic(
         gradient = (weights * (expit(log_odds) - targets)) @ features + penalty * away
         return float(value / total), gradient / total
 
-    return minimise_convex(loss, centre, name="a logistic curve", bounds=bounds, ftol=1e-15, gtol=1e-9)
+    return minimise(loss, centre, name="a logistic curve", bounds=bounds, ftol=1e-15, gtol=1e-9)
 
 
-class IsotonicModel(OneVsRestModel):
-    """Linear interpolation between knots, which are log-odds; constant outside them."""
-
-    tables: ClassVar[dict[str, int]] = {"knots": 0, "values": 0}
-    knots: torch.Tensor
-    values: torch.Tensor
-
-    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return log g_k(s_k), (n, n_classes)."""
-        return torch.log(interpolate(self.knots, self.values, scores))
-
-
-class IsotonicCalibration(OneVsRest):
+class IsotonicCalibration(LogitCalibrator):
     """Replace the probability of each class by a non-decreasing function of it (least squares), then normalise.
 
     scikit-learn fits the functions, each with two additional samples: a positive at its lowest score and a negative at
@@ -300,36 +263,32 @@ class IsotonicCalibration(OneVsRest):
         The functions at the knots; constant outside.
     """
 
-    method: ClassVar[str] = "isotonic"
-    model_class = IsotonicModel
+    method = "isotonic"
+    pools_network = fits_each_class = True
+    model_class = OneVsRestModel
+    maps_ = fitted("sharing")
     knots_ = fitted_maps("knots")
     values_ = fitted_maps("values")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
-        regression = IsotonicRegression(out_of_bounds="clip").fit(
-            np.concatenate([scores, [scores.min(), scores.max()]]),
-            np.concatenate([hits, [1.0, 0.0]]),
-            sample_weight=np.concatenate([weights, [1.0, 1.0]]),
-        )
-        return regression.X_thresholds_, regression.y_thresholds_
+    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            regression = IsotonicRegression(out_of_bounds="clip").fit(
+                np.concatenate([scores, [scores.min(), scores.max()]]),
+                np.concatenate([hits, [1.0, 0.0]]),
+                sample_weight=np.concatenate([weights, [1.0, 1.0]]),
+            )
+            return {"knots": regression.X_thresholds_, "values": regression.y_thresholds_}
 
-
-class VennAbersModel(OneVsRestModel):
-    """p₀ and p₁ as step functions of the log-odds; thresholds are the distinct ones of the calibration samples."""
-
-    tables: ClassVar[dict[str, int]] = {"thresholds": 0, "lower": 1, "upper": 1}
-    thresholds: torch.Tensor
-    lower: torch.Tensor
-    upper: torch.Tensor
-
-    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return log g_k(s_k), (n, n_classes)."""
-        lower = pick(self.lower, places(self.thresholds, scores, or_equal=True))
-        upper = pick(self.upper, places(self.thresholds, scores))
-        return torch.log(upper / (1 - lower + upper))
+        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "lines", fit_map))
 
 
-class VennAbers(OneVsRest):
+def linear_map(scores: torch.Tensor, knots: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of a function that is linear between knots and constant outside them."""
+    return torch.log(interpolate(knots, values, scores))
+
+
+class VennAbers(LogitCalibrator):
     """Merge the two isotonic fits that a sample's own possible labels would give, for each class against the rest.
 
     One of p₀ and p₁ is a calibrated probability of the class, whatever the distribution; their merger, normalised over
@@ -350,18 +309,32 @@ class VennAbers(OneVsRest):
         p₀ from each threshold on, after its value below the first; p₁ up to each threshold, then its value above all.
     """
 
-    method: ClassVar[str] = "venn-abers"
-    model_class = VennAbersModel
+    method = "venn-abers"
+    pools_network = fits_each_class = True
+    model_class = OneVsRestModel
+    maps_ = fitted("sharing")
     thresholds_ = fitted_maps("thresholds")
     lower_ = fitted_maps("lower")
     upper_ = fitted_maps("upper")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
-        thresholds, index = np.unique(scores, return_inverse=True)
-        mass, positive = (np.bincount(index, part).astype(np.float64) for part in (weights, weights * hits))
-        upper = with_positive(mass, positive)
-        lower = 1 - with_positive(mass[::-1], (mass - positive)[::-1])[::-1]  # the mirror image
-        return thresholds, np.concatenate([[0.0], lower]), np.concatenate([upper, [1.0]])
+    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            thresholds, index = np.unique(scores, return_inverse=True)
+            mass, positive = (np.bincount(index, part).astype(np.float64) for part in (weights, weights * hits))
+            upper = np.append(with_positive(mass, positive), 1.0)
+            lower = np.append(0.0, 1 - with_positive(mass[::-1], (mass - positive)[::-1])[::-1])  # the mirror image
+            return {"thresholds": thresholds, "lower": lower, "upper": upper}
+
+        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "merged", fit_map))
+
+
+def merged_map(
+    scores: torch.Tensor, thresholds: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor
+) -> torch.Tensor:
+    """Return log(p₁ / (1 − p₀ + p₁)) of two step functions of the log-odds."""
+    p_0, p_1 = pick(lower, places(thresholds, scores, or_equal=True)), pick(upper, places(thresholds, scores))
+    return torch.log(p_1 / (1 - p_0 + p_1))
 
 
 def with_positive(mass: Floats, positive: Floats) -> Floats:
@@ -398,20 +371,7 @@ def _slope(left: Point, right: Point) -> float:
     return (right[1] - left[1]) / (right[0] - left[0])
 
 
-class BinnedModel(OneVsRestModel):
-    """The value of the bin of a score; a score at an edge, given as log-odds, belongs to the lower bin."""
-
-    tables: ClassVar[dict[str, int]] = {"edges": 0, "values": 1}
-    edges: torch.Tensor
-    values: torch.Tensor
-
-    def log_map(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return log g_k(s_k), (n, n_classes)."""
-        return torch.log(pick(self.values, places(self.edges, scores)))
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class HistogramBinning(OneVsRest):
+class HistogramBinning(LogitCalibrator):
     """Replace the probability of each class by the frequency of the class in its bin, then normalise.
 
     Frequencies are kept 1/(n_b + 2) away from 0 and 1, with n_b the samples in the bin: a bin of only positives gives a
@@ -435,20 +395,32 @@ class HistogramBinning(OneVsRest):
         Output of each bin before rows are normalised; one more than there are edges.
     """
 
-    method: ClassVar[str] = "histogram"
-    model_class = BinnedModel
+    method = "histogram"
+    pools_network = fits_each_class = True
+    model_class = OneVsRestModel
+    maps_ = fitted("sharing")
     edges_ = fitted_maps("edges")
     rates_ = fitted_maps("values")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
     bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
     binning: str = parameter("equal-width", check_choice, choices=BINNINGS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats) -> tuple[Floats, ...]:
+    def _fit_model(self, samples: Samples) -> OneVsRestModel:
         inner = np.arange(1, self.bins) / self.bins
-        equal_width = self.binning == "equal-width"
-        edges = np.log(inner) - np.log1p(-inner) if equal_width else equal_mass_edges(scores, weights, self.bins)
-        index, n_bins = np.searchsorted(edges, scores), len(edges) + 1
-        middles = (np.arange(n_bins) + 0.5) / n_bins  # only equal-width bins can be empty
-        return edges, bin_rates(index, hits, weights, middles)
+
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            equal_width = self.binning == "equal-width"
+            edges = np.log(inner) - np.log1p(-inner) if equal_width else equal_mass_edges(scores, weights, self.bins)
+            index, n_bins = np.searchsorted(edges, scores), len(edges) + 1
+            middles = (np.arange(n_bins) + 0.5) / n_bins  # only equal-width bins can be empty
+            return {"edges": edges, "values": bin_rates(index, hits, weights, middles)}
+
+        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "steps", fit_map))
+
+
+def step_map(scores: torch.Tensor, edges: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of the value of the bin of a score; a score at an edge belongs to the lower bin."""
+    return torch.log(pick(values, places(edges, scores)))
 
 
 def bin_rates(index: NDArray[np.int64], targets: Any, weights: Floats, empty: Floats) -> Floats:
@@ -462,26 +434,7 @@ def bin_rates(index: NDArray[np.int64], targets: Any, weights: Floats, empty: Fl
     return np.where(sizes > 0, rates, empty)
 
 
-class ScaledBinnedModel(BinnedModel):
-    """Bins of the log-odds of softmax(z / T)."""
-
-    temperature: torch.Tensor
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self.declare(temperature=())
-
-    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
-        """Return calibrated log-probabilities, (n, n_classes)."""
-        return super().log_probs(torch.log_softmax(log_probs / self.temperature, dim=1))
-
-    def summary(self) -> dict[str, str]:
-        """Return the temperature and the kind of maps for display."""
-        return {"temperature": f"{float(self.temperature):.4g}", **super().summary()}
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
-class ScalingBinning(OneVsRest):
+class ScalingBinning(LogitCalibrator):
     """Scale by a temperature, round the probability of each class to the mean of its bin, and normalise.
 
     Labels are used for the temperature only; bins hold equal numbers of samples and give the mean of the scaled
@@ -507,26 +460,30 @@ class ScalingBinning(OneVsRest):
         Output of each bin before rows are normalised; one more than there are edges.
     """
 
-    method: ClassVar[str] = "scaling-binning"
-    model_class = ScaledBinnedModel
+    method = "scaling-binning"
+    pools_network = fits_each_class = True
+    model_class = OneVsRestModel
+    maps_ = fitted("sharing")
     temperature_ = fitted("temperature")
     edges_ = fitted_maps("edges")
     means_ = fitted_maps("values")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
     bins: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_BINS)
 
-    def _fit_maps(self, samples: Samples, *, shared: bool) -> ScaledBinnedModel:
+    def _fit_model(self, samples: Samples) -> OneVsRestModel:
         bins = max(100, 10 * samples.n_classes) if self.bins is None else self.bins
 
-        def average_bins(scores: Floats, _: Floats, weights: Floats) -> tuple[Floats, ...]:
+        def fit_map(scores: Floats, _: Hits, weights: Floats) -> dict[str, Floats]:
             edges = equal_mass_edges(scores, weights, bins)
             index = np.searchsorted(edges, scores)
             means = np.bincount(index, weights * expit(scores)) / np.bincount(index, weights)
-            return edges, np.maximum(means, ALMOST_ZERO)
+            return {"edges": edges, "values": np.maximum(means, ALMOST_ZERO)}
 
-        temperature = fit_temperature(samples.logits, samples.codes, samples.weights)
-        scores = rounded_log_odds(torch.log_softmax(samples.logits / temperature, dim=1)).numpy()
-        model = ScaledBinnedModel.fit_maps(average_bins, scores, scores, samples.weights, shared=shared)
-        return model.fill(temperature=temperature)
+        def fit(samples: Samples, *, shared: bool) -> OneVsRestModel:
+            temperature = fit_temperature(samples.logits, samples.codes, samples.weights)
+            return OneVsRestModel.fit("steps", fit_map, samples, shared=shared, temperature=temperature)
+
+        return choose_sharing(self, samples, fit)
 
 
 def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
@@ -544,3 +501,12 @@ def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
     upper = values[cuts + 1]
     # the middle of two neighbouring numbers can round to the upper one, which would leave its bin empty
     return np.asarray(np.minimum((values[cuts] + upper) / 2, np.nextafter(upper, -np.inf)), dtype=np.float64)
+
+
+FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
+    "logistic": logistic_map,
+    "lines": linear_map,
+    "merged": merged_map,
+    "steps": step_map,
+}
+"""Functions of log-odds, (n, n_classes), and of the tables of the maps, to log g_k(s_k), (n, n_classes), finite."""

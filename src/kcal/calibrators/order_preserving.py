@@ -11,27 +11,27 @@ m is a network of two hidden layers; its input x is the sorted row (oi), or the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import inf
+from functools import partial
+from itertools import pairwise
+from math import expm1, inf, log
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn.functional import pad, softplus
+from torch.nn.utils import vector_to_parameters
 
 from kcal.calibrators.base import fitted
 from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
-from kcal.calibrators.quasi_newton import minimise
+from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import InvalidInputError
-from kcal.modes import without_autocast
 from kcal.progress import Advance, progress_bar
 from kcal.samples import MAX_FOLDS, Samples
-from kcal.validation import ArrayKind, check_choice, check_integer, parameter
-
-Tensors = dict[str, torch.Tensor]
+from kcal.validation import check_choice, check_integer, parameter
 
 WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
 """Hidden widths that "auto" tries, by form."""
@@ -43,6 +43,9 @@ N_CELLS = 256
 BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 256, 5e-3, 5e-4
 MAX_ITERATIONS = 2000
 """Of L-BFGS, for "diag"."""
+
+
+zeros = partial(torch.zeros, dtype=torch.float64)
 
 
 class OrderChoice(NamedTuple):
@@ -57,43 +60,19 @@ class OrderPreservingModel(LogitModel):
     """The map of a sorted row of the best form and width; ``choices`` are all that were tried."""
 
     ignores_class_order: ClassVar[bool] = True
-    depths: torch.Tensor  # of "diag": −t of the points of the grid, ascending from 0
-    density: torch.Tensor
-    centre: torch.Tensor  # of "oi" and "op": inputs of the network are (x − centre) / scale
-    scale: torch.Tensor
-    start: torch.Tensor  # (n_folds, 1, 1), c: softplus(c) = 1 / T
-    weights_1: torch.Tensor
-    bias_1: torch.Tensor
-    weights_2: torch.Tensor
-    bias_2: torch.Tensor
-    weights_3: torch.Tensor
-    bias_3: torch.Tensor
 
     def __init__(self, *, choices: Sequence[Any], n_folds: int, n_classes: int, **config: Any) -> None:
         super().__init__(choices=choices, n_folds=n_folds, n_classes=n_classes, **config)
         self.choices = tuple(OrderChoice(*choice) for choice in choices)
         self.best = min(self.choices, key=lambda choice: choice.log_loss)
-        if self.best.form == "diag":
-            self.declare(depths=(N_CELLS + 1,), density=(N_CELLS + 1,))
-            return
-        width = self.best.width
-        self.declare(centre=(n_classes,), scale=(n_classes,), start=(n_folds, 1, 1))
-        self.declare(weights_1=(n_folds, n_classes, width), bias_1=(n_folds, 1, width))
-        self.declare(weights_2=(n_folds, width, width), bias_2=(n_folds, 1, width))
-        self.declare(weights_3=(n_folds, width, n_classes - 1), bias_3=(n_folds, 1, n_classes - 1))
+        is_density = self.best.form == "diag"
+        self.map: nn.Module = DensityMap() if is_density else GapNetwork(n_folds, n_classes, self.best.width)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
         scores, order = sort_classes(log_probs.clamp_min(MIN_LOG_PROB))
-        return unsort_classes(torch.log_softmax(self.output_logits(scores, order), dim=1), order)
-
-    def output_logits(self, scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-        """Return the output logits of sorted scores, (n, n_classes)."""
-        if self.best.form == "diag":
-            return GridPlaces(scores, self.depths).interpolate(integrate(self.density, self.depths), self.density)
         rows = unsort_classes(scores, order) if self.best.form == "op" else scores
-        layers = [self.weights_1, self.bias_1, self.weights_2, self.bias_2, self.weights_3, self.bias_3]
-        return stretch_gaps((rows - self.centre) / self.scale, scores, self.start, layers).mean(dim=0)
+        return unsort_classes(torch.log_softmax(self.map(rows, scores).mean(dim=0), dim=1), order)
 
     def entries_per_row(self) -> int:
         """Return the number of output logits of all folds."""
@@ -104,61 +83,80 @@ class OrderPreservingModel(LogitModel):
         return {"form": self.best.form, "width": str(self.best.width)}
 
 
-def stretch_gaps(
-    inputs: torch.Tensor, scores: torch.Tensor, start: torch.Tensor, layers: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    """Return the output logits of all folds, (n_folds, n, n_classes), from inputs of the network and sorted scores.
+class GapNetwork(nn.Module):
+    """The networks of all folds, side by side, that stretch the gaps of sorted rows; all numbers are 0 at first.
 
-    Both are (n, n_classes) or (n_folds, n, n_classes); the layers are weights and biases in turn, the fold first.
+    Weights and biases have the fold first. Inputs are (x − centre) / scale, and softplus(start) = 1 / T.
     """
-    weights_1, bias_1, weights_2, bias_2, weights_3, bias_3 = layers
-    hidden = inputs.expand(len(start), *inputs.shape[-2:])
-    hidden = torch.tanh(torch.baddbmm(bias_1, hidden, weights_1))
-    hidden = torch.tanh(torch.baddbmm(bias_2, hidden, weights_2))
-    outputs = torch.baddbmm(bias_3, hidden, weights_3)
-    factors = torch.logaddexp(outputs + start, torch.zeros_like(outputs))  # softplus
-    rises = (scores[..., :-1] - scores[..., 1:]) * factors  # (n_folds, n, n_classes - 1)
-    return pad(rises.flip(-1).cumsum(dim=-1), (1, 0)).flip(-1)
+
+    centre: torch.Tensor
+    scale: torch.Tensor
+    start: torch.Tensor
+
+    def __init__(self, n_folds: int, n_classes: int, width: int) -> None:
+        super().__init__()
+        sizes = (n_classes, width, width, n_classes - 1)
+        self.weights = nn.ParameterList(zeros(n_folds, before, after) for before, after in pairwise(sizes))
+        self.biases = nn.ParameterList(zeros(n_folds, 1, after) for after in sizes[1:])
+        self.register_buffer("centre", zeros(n_classes))
+        self.register_buffer("scale", zeros(n_classes))
+        self.register_buffer("start", zeros(n_folds, 1, 1))
+
+    def forward(self, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the output logits of all folds, (n_folds, n, n_classes), from rows x and sorted scores.
+
+        Both are (n, n_classes) or (n_folds, n, n_classes).
+        """
+        inputs = (rows - self.centre) / self.scale
+        hidden = inputs.expand(len(self.start), *inputs.shape[-2:])
+        for layer in range(2):
+            hidden = torch.tanh(torch.baddbmm(self.biases[layer], hidden, self.weights[layer]))
+        outputs = torch.baddbmm(self.biases[2], hidden, self.weights[2])
+        factors = torch.logaddexp(outputs + self.start, torch.zeros_like(outputs))  # softplus
+        rises = (scores[..., :-1] - scores[..., 1:]) * factors  # (n_folds, n, n_classes - 1)
+        return pad(rises.flip(-1).cumsum(dim=-1), (1, 0)).flip(-1)
+
+
+class DensityMap(nn.Module):
+    """The integral of a density g > 0 on a grid: ``depths`` are −t of its points, ascending from 0."""
+
+    depths: torch.Tensor
+    density: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("depths", zeros(N_CELLS + 1))
+        self.register_buffer("density", zeros(N_CELLS + 1))
+
+    def forward(self, rows: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the output logits, (1, n, n_classes), of sorted scores."""
+        return GridPlaces(scores, self.depths).integrate(self.density)[None]
 
 
 class GridPlaces:
-    """Places of scores on the grid of a density: out = integrals[cell] − near·density[cell] − far·density[cell + 1].
+    """Places of scores on the grid of a density that is linear between its points, and constant below the last.
 
-    The density is linear between the points of the grid and constant below the last. The trapezoid rule is then its
-    exact integral, and the map increases everywhere.
+    out = integrals[cell] − near·density[cell] − far·density[cell + 1]: the trapezoid rule is the exact integral of such
+    a density, and the map increases everywhere.
     """
 
     def __init__(self, scores: torch.Tensor, depths: torch.Tensor) -> None:
         depth = (-scores).clamp_min(0.0)
+        self.widths = depths.diff()
         self.cell = places(depths, depth, or_equal=True) - 1  # (n, n_classes), as the others
         into = depth - depths[self.cell]
-        widths = pad(depths.diff(), (0, 1), value=inf)
-        self.far = into * into / (2 * widths[self.cell])
+        self.far = into * into / (2 * pad(self.widths, (0, 1), value=inf)[self.cell])
         self.near = into - self.far
 
-    def interpolate(self, integrals: torch.Tensor, density: torch.Tensor) -> torch.Tensor:
-        """Return the map at the places, from its values and slopes at the points of the grid."""
+    def integrate(self, density: torch.Tensor) -> torch.Tensor:
+        """Return the map at the places, (n, n_classes), of a density at the points of the grid."""
+        integrals = -pad((0.5 * (density[1:] + density[:-1]) * self.widths).cumsum(dim=0), (1, 0))
         after = pad(density[1:], (0, 1))
-        return integrals[self.cell] - self.near * density[self.cell] - self.far * after[self.cell]
-
-    def pull_back(self, slopes: torch.Tensor, n_points: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the slopes in integrals and in density, each (n_points,), from those at the places (chain rule)."""
-        in_integrals, near, after = (
-            torch.bincount(self.cell.ravel(), weights.ravel(), n_points)
-            for weights in (slopes, slopes * self.near, slopes * self.far)
-        )
-        in_density = -near
-        in_density[1:] -= after[:-1]
-        return in_integrals, in_density
+        parts = (values.index_select(0, self.cell.ravel()).view_as(self.far) for values in (integrals, density, after))
+        integral, here, there = parts
+        return integral - self.near * here - self.far * there
 
 
-def integrate(density: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
-    """Return minus the integral from every point of the grid to 0, (n_points,)."""
-    areas = 0.5 * (density[1:] + density[:-1]) * depths.diff()
-    return -pad(areas.cumsum(dim=0), (1, 0))
-
-
-@dataclass(kw_only=True, eq=False, repr=False)
 class OrderPreservingCalibration(LogitCalibrator):
     """Learn the gaps between the logits, never their order: accuracy and every top-k accuracy stay exactly.
 
@@ -196,9 +194,8 @@ class OrderPreservingCalibration(LogitCalibrator):
         Every form and width that was tried, with its cross-validated log-loss.
     """
 
-    method: ClassVar[str] = "iop"
-    pools_network: ClassVar[bool] = True
-    preserves_order: ClassVar[bool] = True
+    method = "iop"
+    pools_network = preserves_order = True
     model_class = OrderPreservingModel
     form_ = fitted("best.form")
     width_ = fitted("best.width")
@@ -208,7 +205,6 @@ class OrderPreservingCalibration(LogitCalibrator):
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     epochs: int = parameter(50, check_integer, minimum=1, maximum=MAX_EPOCHS)
     progress: bool | None = None
-    model_: OrderPreservingModel = field(init=False)
 
     def _fit_model(self, samples: Samples) -> OrderPreservingModel:
         """Train every form, with increasing width as long as that helps."""
@@ -218,44 +214,36 @@ class OrderPreservingCalibration(LogitCalibrator):
         forms = tuple(WIDTHS) if self.form == "auto" else (self.form,)
         widths = {form: WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
         n_steps = sum(len(widths[form]) * training.n_steps(form) for form in forms)
-        trained: list[tuple[OrderChoice, Tensors]] = []
+        trained: list[tuple[OrderChoice, nn.Module]] = []
         with progress_bar("Order-preserving maps", n_steps, show=self.progress) as advance:
             for form in forms:
                 lowest = inf
                 for width in widths[form]:
-                    tensors, loss = training.train(form, width, advance)
-                    trained.append((OrderChoice(form, width, loss), tensors))
+                    module, loss = training.train(form, width, advance)
+                    trained.append((OrderChoice(form, width, loss), module))
                     if loss >= lowest:
                         break
                     lowest = loss
-        _, tensors = min(trained, key=lambda pair: pair[0].log_loss)
         sizes = {"n_folds": len(training.parts), "n_classes": samples.n_classes}
-        return OrderPreservingModel(choices=[list(choice) for choice, _ in trained], **sizes).fill(**tensors)
+        model = OrderPreservingModel(choices=[list(choice) for choice, _ in trained], **sizes)
+        model.map = min(trained, key=lambda pair: pair[0].log_loss)[1].requires_grad_(False)
+        return model
 
-    @without_autocast()
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""
-        log_probs, keys, kind = self._predict_with_keys(X, logits)
-        return kind.give_back(in_exact_order(torch.exp(log_probs).to(kind.dtype), keys))
+        values, (keys, kind) = super().predict_proba(X, logits=logits), self._check_rows(X)
+        return kind.give_back(in_exact_order(torch.as_tensor(values), keys))
 
-    @without_autocast()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes), ordered as the logits."""
-        log_probs, keys, kind = self._predict_with_keys(X, logits)
-        return kind.give_back(-in_exact_order(log_probs.abs().to(kind.dtype), -keys))
+        values, (keys, kind) = super().predict_log_proba(X, logits=logits), self._check_rows(X)
+        return kind.give_back(-in_exact_order(torch.as_tensor(values).abs(), -keys))
 
-    @without_autocast()
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, that of the greatest logit."""
-        _, keys, _ = self._predict_with_keys(X, logits)
-        labels: NDArray[Any] = self.classes_[keys.argmax(dim=1).cpu().numpy()]
+        super().predict(X, logits=logits)
+        labels: NDArray[Any] = self.classes_[self._check_rows(X)[0].argmax(dim=1).cpu().numpy()]
         return labels
-
-    def _predict_with_keys(self, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor, ArrayKind]:
-        """Return what ``_predict`` does, and the checked rows of ``X``, whose order the result keeps."""
-        log_probs, _, kind = self._predict(X, logits)
-        keys, _ = self._check_rows(X)
-        return log_probs, keys.to(log_probs.device), kind
 
 
 def in_exact_order(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -294,107 +282,85 @@ class Training:
         """Return how often the training of a form and width advances its progress bar."""
         return len(self.parts) if form == "diag" else self.epochs
 
-    def train(self, form: str, width: int, advance: Advance) -> tuple[Tensors, float]:
-        """Return the buffers of the model, and the cross-validated log-loss."""
-        tensors, outputs = (self._train_density if form == "diag" else self._train_gaps)(form, width, advance)
+    def train(self, form: str, width: int, advance: Advance) -> tuple[nn.Module, float]:
+        """Return the trained map, and its cross-validated log-loss."""
+        module, outputs = (self._train_density if form == "diag" else self._train_gaps)(form, width, advance)
         losses = torch.empty_like(self.weights)
         for out, part in zip(outputs, self.parts, strict=True):
-            losses[part] = log_losses(out, self.own[part])
-        return tensors, float(self.weights @ losses / self.weights.sum())
+            losses[part] = log_losses(out.detach(), self.own[part])
+        return module, float(self.weights @ losses / self.weights.sum())
 
-    def inverse_temperature(self, rows: NDArray[np.intp]) -> float:
-        """Return that of temperature scaling on some of the rows."""
-        return 1 / fit_temperature(self.scores[rows], self.own[rows].numpy(), self.weights[rows].numpy())
+    def start(self, rows: NDArray[np.intp]) -> float:
+        """Return c of temperature scaling on some of the rows: softplus(c) = 1 / T."""
+        slope = 1 / fit_temperature(self.scores[rows], self.own[rows].numpy(), self.weights[rows].numpy())
+        return slope + log(-expm1(-slope))
 
-    def _train_gaps(self, form: str, width: int, advance: Advance) -> tuple[Tensors, list[torch.Tensor]]:
-        """Train the networks of all folds side by side by Adam; return buffers, and outputs for rows held out."""
-        slopes = torch.tensor([self.inverse_temperature(kept) for kept in self.kept], dtype=torch.float64)
-        start = inverse_softplus(slopes)[:, None, None]
+    def _train_gaps(self, form: str, width: int, advance: Advance) -> tuple[nn.Module, list[torch.Tensor]]:
+        """Train the networks of all folds side by side by Adam; return them, and outputs for rows held out."""
         rows = unsort_classes(self.scores, self.order) if form == "op" else self.scores
-        centre, scale = rows.mean(dim=0), rows.std(dim=0, correction=0)
-        scale = torch.where(scale > 1e-9, scale, 1.0)
-        inputs, importance = (rows - centre) / scale, self.weights / self.weights.mean()
-        layers = self._initial_layers(width)
-        optimizer = torch.optim.Adam(list(layers.values()), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
+        n_folds, n_classes = len(self.parts), rows.shape[1]
+        network, generator = GapNetwork(n_folds, n_classes, width), np.random.default_rng([self.seed, width])
+        with torch.no_grad():
+            scale = rows.std(dim=0, correction=0)
+            network.centre.copy_(rows.mean(dim=0))
+            network.scale.copy_(torch.where(scale > 1e-9, scale, 1.0))
+            network.start.copy_(torch.tensor([[[self.start(kept)]] for kept in self.kept], dtype=torch.float64))
+            for weights in network.weights[:2]:
+                drawn = generator.normal(scale=weights.shape[1] ** -0.5, size=weights.shape)
+                weights.copy_(torch.from_numpy(drawn))
+        optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
         size = min(len(kept) for kept in self.kept)
         n_batches = -(-size // BATCH_SIZE)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=self.epochs * n_batches)
-        generator = np.random.default_rng([self.seed, 1])
+        importance, generator = self.weights / self.weights.mean(), np.random.default_rng([self.seed, 1])
         for _ in range(self.epochs):
             drawn = torch.from_numpy(np.stack([generator.permutation(kept)[:size] for kept in self.kept]))
             for batch in drawn.chunk(n_batches, dim=1):  # (n_folds, n_rows)
-                out = stretch_gaps(inputs[batch], self.scores[batch], start, list(layers.values()))
+                out = network(rows[batch], self.scores[batch])
                 loss = (importance[batch] * log_losses(out, self.own[batch])).mean(dim=1).sum()
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 optimizer.step()
                 schedule.step()
             advance(f"{form} {width}")
-        layers = {name: layer.detach() for name, layer in layers.items()}
-        outputs = [
-            stretch_gaps(inputs[part], self.scores[part], start[[f]], [layer[[f]] for layer in layers.values()])[0]
-            for f, part in enumerate(self.parts)
-        ]
-        return {"centre": centre, "scale": scale, "start": start, **layers}, outputs
+        return network, [network(rows[part], self.scores[part])[fold] for fold, part in enumerate(self.parts)]
 
-    def _initial_layers(self, width: int) -> Tensors:
-        """Return weights and biases of all folds, to be trained; the network's output is 0."""
-        n_folds, n_classes = len(self.parts), self.scores.shape[1]
-        generator = np.random.default_rng([self.seed, width])
-        layers = {
-            "weights_1": generator.normal(scale=n_classes**-0.5, size=(n_folds, n_classes, width)),
-            "bias_1": np.zeros((n_folds, 1, width)),
-            "weights_2": generator.normal(scale=width**-0.5, size=(n_folds, width, width)),
-            "bias_2": np.zeros((n_folds, 1, width)),
-            "weights_3": np.zeros((n_folds, width, n_classes - 1)),
-            "bias_3": np.zeros((n_folds, 1, n_classes - 1)),
-        }
-        return {name: torch.from_numpy(layer).requires_grad_() for name, layer in layers.items()}
-
-    def _train_density(self, form: str, width: int, advance: Advance) -> tuple[Tensors, list[torch.Tensor]]:
-        """Train fold after fold by L-BFGS; return buffers, and outputs for rows held out."""
+    def _train_density(self, form: str, width: int, advance: Advance) -> tuple[nn.Module, list[torch.Tensor]]:
+        """Train fold after fold by L-BFGS; return the mean density, and outputs for rows held out."""
         depths, densities, outputs = grid_depths(self.scores), [], []
         for kept, part in zip(self.kept, self.parts, strict=True):
             densities.append(self._fit_density(kept, depths, width))
-            held_out = GridPlaces(self.scores[part], depths)
-            outputs.append(held_out.interpolate(integrate(densities[-1], depths), densities[-1]))
+            outputs.append(GridPlaces(self.scores[part], depths).integrate(densities[-1]))
             advance(f"{form} {width}")
-        return {"depths": depths, "density": torch.stack(densities).mean(dim=0)}, outputs
+        module = DensityMap()
+        module.load_state_dict({"depths": depths, "density": torch.stack(densities).mean(dim=0)})
+        return module, outputs
 
     def _fit_density(self, kept: NDArray[np.intp], depths: torch.Tensor, width: int) -> torch.Tensor:
         """Return the density, (n_points,), that minimises the log-loss: softplus of a network of log(1 + depth)."""
-        scores, own, weights = self.scores[kept], self.own[kept].numpy(), self.weights[kept].numpy()
-        on_grid, shares = GridPlaces(scores, depths), weights / weights.sum()
-        generator = np.random.default_rng([self.seed, width])
+        on_grid, own, start = GridPlaces(self.scores[kept], depths), self.own[kept], self.start(kept)
+        shares, generator = self.weights[kept] / self.weights[kept].sum(), np.random.default_rng([self.seed, width])
         first, bias = generator.normal(scale=3.0, size=(1, width)), generator.normal(size=width)
         second = generator.normal(scale=width**-0.5, size=(width, width))
         arrays = (first, bias, second, np.zeros(width), np.zeros((width, 1)), np.zeros(1))
         layers = [torch.from_numpy(array).requires_grad_() for array in arrays]
         inputs = torch.log1p(depths)[:, None]
         inputs = 2 * inputs / inputs[-1] - 1
-        start = inverse_softplus(torch.tensor(self.inverse_temperature(kept), dtype=torch.float64))
-        own_at = np.arange(len(own)) * scores.shape[1] + own
 
         def density() -> torch.Tensor:
             hidden = torch.tanh(torch.tanh(inputs @ layers[0] + layers[1]) @ layers[2] + layers[3])
             return softplus((hidden @ layers[4] + layers[5])[:, 0] + start)
 
         def evaluate() -> float:
-            values = density()
-            integrals = integrate(values, depths)
-            out = on_grid.interpolate(integrals.detach(), values.detach()).numpy()
-            out -= out[:, :1]  # the maximum of each row
-            own_out = out.ravel()[own_at]
-            odds = np.exp(out, out=out)
-            totals = odds.sum(axis=1)
-            slopes = odds * (shares / totals)[:, None]
-            slopes.ravel()[own_at] -= shares
-            in_integrals, in_density = on_grid.pull_back(torch.from_numpy(slopes), len(depths))
-            penalty = 0.5 * WEIGHT_DECAY * sum((layer.square().sum() for layer in layers), torch.zeros(()))
-            torch.autograd.backward(integrals @ in_integrals + values @ in_density + penalty)
-            return float(shares @ (np.log(totals) - own_out)) + float(penalty.detach())
+            penalty = sum((layer.square().sum() for layer in layers), torch.zeros(()))
+            loss = shares @ log_losses(on_grid.integrate(density()), own) + 0.5 * WEIGHT_DECAY * penalty
+            torch.autograd.backward(loss)
+            return float(loss.detach())
 
-        minimise(evaluate, layers, iterations=MAX_ITERATIONS, tolerance=1e-7, gradient_tolerance=1e-5)
+        loss, point = loss_of_parameters(evaluate, layers)
+        name, limit = "the density", MAX_ITERATIONS
+        point = minimise(loss, point, name=name, max_iterations=limit, advice=None, ftol=1e-7, gtol=1e-5)
+        vector_to_parameters(torch.from_numpy(point), layers)
         return density().detach()
 
 
@@ -404,11 +370,6 @@ def grid_depths(scores: torch.Tensor) -> torch.Tensor:
     depths = np.expm1(np.linspace(0.0, np.log1p(deepest), N_CELLS + 1))
     depths[0] = 0.0
     return torch.from_numpy(depths)
-
-
-def inverse_softplus(values: torch.Tensor) -> torch.Tensor:
-    """Return x with softplus(x) = value."""
-    return values + torch.log(-torch.expm1(-values))
 
 
 def log_losses(out: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -12,15 +12,22 @@ lower prior: one λ alone would be a matter of chance where several fit about as
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import sqrt
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from kcal.calibrators.base import CalibrationModel, fitted
-from kcal.calibrators.logits import MAX_PENALTY, Codes, Floats, LogitCalibrator, LogitModel, required
-from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.base import CalibrationModel, Shapes, fitted
+from kcal.calibrators.logits import (
+    MAX_PENALTY,
+    Codes,
+    Floats,
+    LogitCalibrator,
+    LogitModel,
+    fit_with_embeddings,
+    required,
+)
+from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import DEVIATION, fit_temperature
 from kcal.samples import Samples, cross_folds
 from kcal.validation import check_number, parameter
@@ -42,14 +49,16 @@ MAX_FEATURES = 256
 class RidgeModel(CalibrationModel):
     """softmax(b·z + Wᵀe + a), b = (1 + c)/T, of logits or log-probabilities z: a part of other models."""
 
+    shapes: ClassVar[Shapes] = {
+        "factor": (),
+        "penalty": (),
+        "weights": ("n_features", "n_classes"),
+        "bias": ("n_classes",),
+    }
     factor: torch.Tensor
     penalty: torch.Tensor
     weights: torch.Tensor
     bias: torch.Tensor
-
-    def __init__(self, *, n_features: int, n_classes: int) -> None:
-        super().__init__(n_features=n_features, n_classes=n_classes)
-        self.declare(factor=(), penalty=(), weights=(n_features, n_classes), bias=(n_classes,))
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes)."""
@@ -62,23 +71,15 @@ class RidgeModel(CalibrationModel):
 
 
 class RefitModel(LogitModel):
-    """The refitted layer, with the mean and the spread of the embeddings."""
-
-    mean: torch.Tensor
-    scale: torch.Tensor
+    """The refitted layer."""
 
     def __init__(self, *, n_features: int, n_classes: int, **config: Any) -> None:
         super().__init__(n_features=n_features, n_classes=n_classes, **config)
-        self.declare(mean=(n_features,), scale=())
         self.ridge = RidgeModel(n_features=n_features, n_classes=n_classes)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
         return self.ridge(embeddings, log_probs)  # type: ignore[no-any-return]
-
-    def example_embeddings(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return rows with the mean and the spread of the calibration set, (n, h)."""
-        return self.mean + self.scale / sqrt(len(self.mean)) * noise
 
     def summary(self) -> dict[str, str]:
         """Return the chosen penalty and the factor of the logits for display."""
@@ -86,7 +87,6 @@ class RefitModel(LogitModel):
         return {name: f"{float(number):.4g}" for name, number in numbers.items()}
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class LastLayerRefit(LogitCalibrator):
     """Add a linear map of the embeddings to the scaled logits, with a ridge penalty towards the network alone.
 
@@ -111,9 +111,9 @@ class LastLayerRefit(LogitCalibrator):
         W and a.
     """
 
-    method: ClassVar[str] = "refit"
-    inputs: ClassVar[str] = "both"
-    fit_options: ClassVar[frozenset[str]] = LogitCalibrator.fit_options | {"logits", "groups"}
+    method = "refit"
+    inputs = "both"
+    fit = fit_with_embeddings
     model_class = RefitModel
     factor_ = fitted("ridge.factor")
     penalty_ = fitted("ridge.penalty")
@@ -122,20 +122,6 @@ class LastLayerRefit(LogitCalibrator):
     penalty: str | float = parameter(
         "cv", check_number, minimum=MIN_PENALTY, maximum=MAX_PENALTY, expected='must be "cv" or a positive number'
     )
-
-    def fit(
-        self, X: Any, y: Any, *, logits: Any = None, groups: Any = None, sample_weight: Any = None, classes: Any = None
-    ) -> Self:
-        """Fit to the calibration set.
-
-        Parameters
-        ----------
-        X, y, logits, sample_weight, classes
-            As in :meth:`KNNInterpolation.fit`.
-        groups : (n,) array, optional
-            Patients, speakers, sites: a group is in one fold when the penalty is chosen.
-        """
-        return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes)
 
     def _fit_model(self, samples: Samples) -> RefitModel:
         embeddings, log_probs, weights = samples.embeddings.double(), samples.logits, samples.weights
@@ -149,7 +135,7 @@ class LastLayerRefit(LogitCalibrator):
         point = solve_average(problem, shares, FINE)
         model = RefitModel(n_features=embeddings.shape[1], n_classes=log_probs.shape[1])
         model.ridge = axes.model(point, temperature, mean_penalty(shares), log_probs.shape[1])
-        return model.fill(mean=axes.mean, scale=axes.scale)
+        return model
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +165,7 @@ class PrincipalAxes:
         matrix = self.axes @ torch.from_numpy(point[1:]).view(-1, n_classes)
         weights = matrix[:-1] / self.scale
         bias, factor = matrix[-1] - self.mean @ weights, float(1 + point[0]) / temperature
-        model = RidgeModel(n_features=len(self.mean), n_classes=n_classes)
-        return model.fill(factor=factor, penalty=penalty, weights=weights, bias=bias)
+        return RidgeModel.build(factor=factor, penalty=penalty, weights=weights, bias=bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,24 +203,20 @@ class RidgeProblem:
 
     def solve(self, penalty: float, start: Floats, tolerance: float) -> Floats:
         """Return the c and V, flat in one array, that minimise the loss; principal axes make it converge fast."""
-        total, rows, labels = float(self.weights.sum()), torch.arange(len(self.codes)), torch.from_numpy(self.codes)
-        importance = torch.from_numpy(self.weights).to(self.base)[:, None]
+        total, labels = float(self.weights.sum()), torch.from_numpy(self.codes)
+        importance = torch.from_numpy(self.weights).to(self.base)
         penalties = np.full(len(start), penalty)
         penalties[0] = max(penalty, 1 / DEVIATION**2)  # of c
         scales = np.sqrt(self.curvatures() + penalties)
 
         def loss(scaled: Floats) -> tuple[float, Floats]:
             point = scaled / scales
-            log_p = torch.log_softmax(self.scores(point), dim=1)
-            value = -float(importance[:, 0] @ log_p[rows, labels]) + float((penalties * point) @ point) / 2
-            residuals = log_p.exp_()
-            residuals[rows, labels] -= 1
-            residuals.mul_(importance)
+            value, residuals = softmax_loss(self.scores(point), labels, importance)
             slopes = [(residuals * self.base).sum()[None], (self.features.T @ residuals).ravel()]
             gradient = torch.cat(slopes).double().numpy() + penalties * point
-            return value / total, gradient / scales / total
+            return (value + float((penalties * point) @ point) / 2) / total, gradient / scales / total
 
-        solution = minimise_convex(loss, start * scales, name="the last layer", maxcor=20, ftol=tolerance, gtol=1e-8)
+        solution = minimise(loss, start * scales, name="the last layer", maxcor=20, ftol=tolerance, gtol=1e-8)
         return np.asarray(solution / scales)
 
 

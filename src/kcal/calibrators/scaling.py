@@ -9,8 +9,6 @@ svs, sms         the same with structured penalties
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass
 from math import log
 from typing import Any, ClassVar
 
@@ -18,9 +16,9 @@ import numpy as np
 import torch
 from scipy.optimize import minimize
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import Shapes, fitted
 from kcal.calibrators.logits import MAX_PENALTY, Floats, LogitCalibrator, LogitModel
-from kcal.calibrators.quasi_newton import minimise_convex
+from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, warn
 from kcal.samples import Samples
@@ -48,8 +46,8 @@ class Uncalibrated(LogitCalibrator):
         As in :class:`TemperatureScaling`.
     """
 
-    method: ClassVar[str] = "uncal"
-    preserves_order: ClassVar[bool] = True
+    method = "uncal"
+    preserves_order = True
     model_class = IdentityModel
 
     def _fit_model(self, samples: Samples) -> IdentityModel:
@@ -59,11 +57,8 @@ class Uncalibrated(LogitCalibrator):
 class TemperatureModel(LogitModel):
     """softmax(z / T)."""
 
+    shapes: ClassVar[Shapes] = {"temperature": ()}
     temperature: torch.Tensor
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self.declare(temperature=())
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -94,25 +89,21 @@ class TemperatureScaling(LogitCalibrator):
         T; above 1 for an overconfident network.
     """
 
-    method: ClassVar[str] = "ts"
-    preserves_order: ClassVar[bool] = True
+    method = "ts"
+    preserves_order = True
     model_class = TemperatureModel
-    model_: TemperatureModel
     temperature_ = fitted("temperature")
 
     def _fit_model(self, samples: Samples) -> TemperatureModel:
-        return TemperatureModel().fill(temperature=fit_temperature(samples.logits, samples.codes, samples.weights))
+        return TemperatureModel.build(temperature=fit_temperature(samples.logits, samples.codes, samples.weights))
 
 
 class EnsembleModel(LogitModel):
     """w₁·softmax(z / T) + w₂·softmax(z) + w₃/K."""
 
+    shapes: ClassVar[Shapes] = {"temperature": (), "weights": (3,)}
     temperature: torch.Tensor
     weights: torch.Tensor
-
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**config)
-        self.declare(temperature=(), weights=(3,))
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -147,8 +138,8 @@ class EnsembleTemperatureScaling(LogitCalibrator):
         Weights of the scaled, the network's own and the uniform probabilities.
     """
 
-    method: ClassVar[str] = "ets"
-    preserves_order: ClassVar[bool] = True
+    method = "ets"
+    preserves_order = True
     model_class = EnsembleModel
     temperature_ = fitted("temperature")
     weights_ = fitted("weights")
@@ -158,7 +149,7 @@ class EnsembleTemperatureScaling(LogitCalibrator):
         codes = torch.from_numpy(samples.codes)
         own = mixture_parts(samples.logits, temperature)[:, torch.arange(len(codes)), codes]  # (3, n)
         weights = fit_mixture(np.exp(own.numpy().T), samples.weights)
-        return EnsembleModel().fill(temperature=temperature, weights=weights)
+        return EnsembleModel.build(temperature=temperature, weights=weights)
 
 
 def mixture_parts(log_probs: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
@@ -200,62 +191,44 @@ def fit_mixture(densities: Floats, weights: Floats) -> Floats:
     return shares
 
 
-class LinearModel(LogitModel):
-    """softmax(W·z + b), or softmax(w ∘ z + b) if the map is ``diagonal``."""
+class DiagonalModel(LogitModel):
+    """softmax(w ∘ z + b)."""
 
+    shapes: ClassVar[Shapes] = {"weights": ("n_classes",), "bias": ("n_classes",)}
     weights: torch.Tensor
     bias: torch.Tensor
 
-    def __init__(self, *, n_classes: int, diagonal: bool, **config: Any) -> None:
-        super().__init__(n_classes=n_classes, diagonal=diagonal, **config)
-        self.declare(weights=(n_classes,) if diagonal else (n_classes, n_classes), bias=(n_classes,))
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes)."""
+        return torch.log_softmax(log_probs * self.weights + self.bias, dim=1)
+
+    def summary(self) -> dict[str, str]:
+        """Return the ranges of the factors and of the bias for display."""
+        return show_ranges(diagonal=self.weights, bias=self.bias)
+
+
+class MatrixModel(LogitModel):
+    """softmax(W·z + b)."""
+
+    shapes: ClassVar[Shapes] = {"weights": ("n_classes", "n_classes"), "bias": ("n_classes",)}
+    weights: torch.Tensor
+    bias: torch.Tensor
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        if self.weights.ndim == 1:
-            return torch.log_softmax(log_probs * self.weights + self.bias, dim=1)
         return torch.log_softmax(torch.addmm(self.bias, log_probs, self.weights.T), dim=1)
 
     def summary(self) -> dict[str, str]:
         """Return the ranges of the factors and of the bias for display."""
-        diagonal = self.weights if self.weights.ndim == 1 else self.weights.diagonal()
-        ranges = {"diagonal": diagonal, "bias": self.bias}
-        return {name: f"{float(part.min()):.3g} to {float(part.max()):.3g}" for name, part in ranges.items()}
+        return show_ranges(diagonal=self.weights.diagonal(), bias=self.bias)
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
-class LinearScaling(LogitCalibrator):
-    """Base class: linear maps of the logits, regularised towards temperature scaling.
-
-    loss = Σ_i w_i·(log-loss of sample i) + ½·Σ_j c_j·θ_j²,   θ = ((W − I/T)·unit, b)
-
-    A method names the penalties c_j, and whether the unit is T or the root mean square of z.
-    """
-
-    diagonal: ClassVar[bool]
-    unit_is_temperature: ClassVar[bool] = False
-    model_class = LinearModel
-    fits_each_class = True
-    weights_ = fitted("weights")
-    bias_ = fitted("bias")
-    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
-
-    @abstractmethod
-    def _penalties(self, n_classes: int) -> tuple[Floats | float, float]:
-        """Return the c_j of the entries of W, one number or in its shape, and that of the entries of b."""
-
-    def _fit_model(self, samples: Samples) -> LinearModel:
-        n_classes = samples.logits.shape[1]
-        identity = np.ones(n_classes) if self.diagonal else np.eye(n_classes)
-        of_weights, of_bias = self._penalties(n_classes)
-        penalties = np.concatenate(
-            [np.broadcast_to(of_weights, identity.shape).ravel(), np.full(n_classes, float(of_bias))]
-        )
-        weights, bias = fit_linear(samples, identity, penalties, unit_is_temperature=self.unit_is_temperature)
-        return LinearModel(n_classes=n_classes, diagonal=self.diagonal).fill(weights=weights, bias=bias)
+def show_ranges(**parts: torch.Tensor) -> dict[str, str]:
+    """Return the lowest and the highest entry of each part, for display."""
+    return {name: f"{float(part.min()):.3g} to {float(part.max()):.3g}" for name, part in parts.items()}
 
 
-class VectorScaling(LinearScaling):
+class VectorScaling(LogitCalibrator):
     """Multiply each logit by a factor of its class and add a bias: softmax(w ∘ z + b).
 
     The minimiser of the summed log-loss plus a penalty, penalty/2·(Σ_k u_k² + Σ_k b_k²), where u_k = (w_k − 1/T)·‖z‖
@@ -278,14 +251,19 @@ class VectorScaling(LinearScaling):
         b.
     """
 
-    method: ClassVar[str] = "vector"
-    diagonal: ClassVar[bool] = True
+    method = "vector"
+    fits_each_class = True
+    model_class = DiagonalModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
-    def _penalties(self, n_classes: int) -> tuple[float, float]:
-        return self.penalty, self.penalty
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        penalties = np.full(samples.n_classes, self.penalty)
+        return DiagonalModel.build(**fit_linear(samples, penalties, self.penalty))
 
 
-class MatrixScaling(LinearScaling):
+class MatrixScaling(LogitCalibrator):
     """Map the logits linearly: softmax(W·z + b).
 
     The minimiser of the summed log-loss plus a penalty, K·penalty/2·(Σ_ij u_ij² + Σ_k b_k²), u = (W − I/T)·‖z‖, with T
@@ -306,14 +284,20 @@ class MatrixScaling(LinearScaling):
         b.
     """
 
-    method: ClassVar[str] = "matrix"
-    diagonal: ClassVar[bool] = False
+    method = "matrix"
+    fits_each_class = True
+    model_class = MatrixModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
-    def _penalties(self, n_classes: int) -> tuple[float, float]:
-        return self.penalty * n_classes, self.penalty * n_classes
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        penalty = self.penalty * samples.n_classes
+        penalties = np.full((samples.n_classes, samples.n_classes), penalty)
+        return MatrixModel.build(**fit_linear(samples, penalties, penalty))
 
 
-class StructuredMatrixScaling(LinearScaling):
+class StructuredMatrixScaling(LogitCalibrator):
     """Map the logits linearly, each part of the map with a penalty in proportion to its number of entries.
 
     p = softmax((I + diag(v) + M)·z/T + b),   M with zeros on the diagonal
@@ -335,17 +319,21 @@ class StructuredMatrixScaling(LinearScaling):
         The whole matrix and b, as in :class:`MatrixScaling`.
     """
 
-    method: ClassVar[str] = "sms"
-    diagonal: ClassVar[bool] = False
-    unit_is_temperature: ClassVar[bool] = True
+    method = "sms"
+    fits_each_class = True
+    model_class = MatrixModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
-    def _penalties(self, n_classes: int) -> tuple[Floats, float]:
-        matrix = np.full((n_classes, n_classes), 2.0 * n_classes * (n_classes - 1))
-        np.fill_diagonal(matrix, 2.0 * n_classes)
-        return self.penalty * matrix, 2.0 * n_classes * self.penalty
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        n_classes, of_class = samples.n_classes, 2.0 * samples.n_classes * self.penalty
+        penalties = np.full((n_classes, n_classes), of_class * (n_classes - 1))
+        np.fill_diagonal(penalties, of_class)
+        return MatrixModel.build(**fit_linear(samples, penalties, of_class, unit_is_temperature=True))
 
 
-class StructuredVectorScaling(LinearScaling):
+class StructuredVectorScaling(LogitCalibrator):
     """Structured matrix scaling without interactions between classes: 2·K numbers, for many classes.
 
     p = softmax((1 + v) ∘ z/T + b),   loss = mean log-loss + (K·‖b‖² + K·‖v‖²)·penalty/n
@@ -361,42 +349,52 @@ class StructuredVectorScaling(LinearScaling):
         (1 + v)/T and b.
     """
 
-    method: ClassVar[str] = "svs"
-    diagonal: ClassVar[bool] = True
-    unit_is_temperature: ClassVar[bool] = True
+    method = "svs"
+    fits_each_class = True
+    model_class = DiagonalModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
-    def _penalties(self, n_classes: int) -> tuple[float, float]:
-        return 2.0 * n_classes * self.penalty, 2.0 * n_classes * self.penalty
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        of_class = 2.0 * samples.n_classes * self.penalty
+        penalties = np.full(samples.n_classes, of_class)
+        return DiagonalModel.build(**fit_linear(samples, penalties, of_class, unit_is_temperature=True))
 
 
 def fit_linear(
-    samples: Samples, identity: Floats, penalties: Floats, *, unit_is_temperature: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return W, in the shape of ``identity`` (diagonal or square), and b, starting at temperature scaling.
+    samples: Samples, penalties: Floats, bias_penalty: float, *, unit_is_temperature: bool = False
+) -> dict[str, Any]:
+    """Return the W and b of a linear map of the logits that is regularised towards temperature scaling.
 
-    ``penalties`` are the c_j; the unit is T, or else the root mean square of z.
+    loss = Σ_i w_i·(log-loss of sample i) + ½·Σ_j c_j·θ_j²,   θ = ((W − I/T)·unit, b)
+
+    ``penalties`` are the c_j of W, in its shape: a vector if W is diagonal, or a matrix; the unit is T, or else the
+    root mean square of z.
     """
-    log_probs, codes, weights = samples.logits, samples.codes, samples.weights
-    n_classes, total = log_probs.shape[1], float(weights.sum())
-    inverse_temperature = 1 / fit_temperature(log_probs, codes, weights)
-    shares, labels, rows = torch.from_numpy(weights)[:, None], torch.from_numpy(codes), torch.arange(len(codes))
-    root_mean_square = float(((log_probs.square() * shares).sum() / (total * n_classes)).sqrt())
-    unit = 1 / inverse_temperature if unit_is_temperature else root_mean_square
-    features, base = log_probs / unit, log_probs * inverse_temperature
+    log_probs, diagonal, n_classes = samples.logits, penalties.ndim == 1, samples.n_classes
+    labels, weights, total = torch.from_numpy(samples.codes), torch.from_numpy(samples.weights), samples.weights.sum()
+    factor = 1 / fit_temperature(log_probs, samples.codes, samples.weights)
+    root_mean_square = float(((log_probs.square() * weights[:, None]).sum() / (total * n_classes)).sqrt())
+    unit = 1 / factor if unit_is_temperature else root_mean_square
+    features, base = log_probs / unit, log_probs * factor
+    all_penalties = np.append(penalties, np.full(n_classes, bias_penalty))
+    probs = torch.softmax(base, dim=1)
+    uncertainty, squares = probs * (1 - probs) * weights[:, None], features.square()
+    curvature = (uncertainty * squares).sum(dim=0) if diagonal else uncertainty.T @ squares
+    curvatures = torch.cat([curvature.ravel(), uncertainty.sum(dim=0)]).numpy() + all_penalties
+    scales = np.sqrt(np.maximum(curvatures, ALMOST_ZERO))  # about the same curvature in all directions: fewer steps
 
-    def loss(flat: Floats) -> tuple[float, Floats]:
-        change = torch.from_numpy(flat[:-n_classes]).view(identity.shape)
-        moved = features * change if identity.ndim == 1 else features @ change.T
-        log_p = torch.log_softmax(moved.add_(base).add_(torch.from_numpy(flat[-n_classes:])), dim=1)
-        value = -float(shares[:, 0] @ log_p[rows, labels]) + float((penalties * flat) @ flat / 2)
-        residuals = log_p.exp_()
-        residuals[rows, labels] -= 1
-        residuals.mul_(shares)
-        slope = (residuals * features).sum(dim=0) if identity.ndim == 1 else residuals.T @ features
-        gradient = torch.cat([slope.ravel(), residuals.sum(dim=0)]).numpy() + penalties * flat
-        return value / total, gradient / total
+    def loss(scaled: Floats) -> tuple[float, Floats]:
+        flat = scaled / scales
+        change, bias = torch.from_numpy(flat[:-n_classes]).view(penalties.shape), torch.from_numpy(flat[-n_classes:])
+        moved = features * change if diagonal else features @ change.T
+        value, residuals = softmax_loss(moved.add_(base).add_(bias), labels, weights)
+        slopes = (residuals * features).sum(dim=0) if diagonal else residuals.T @ features
+        gradient = torch.cat([slopes.ravel(), residuals.sum(dim=0)]).numpy() + all_penalties * flat
+        return (value + float((all_penalties * flat) @ flat / 2)) / total, gradient / scales / total
 
-    start = np.zeros(identity.size + n_classes)
-    flat = minimise_convex(loss, start, name="a linear map of the logits", maxcor=20, ftol=1e-14, gtol=1e-8)
-    mapped = inverse_temperature * identity + flat[:-n_classes].reshape(identity.shape) / unit
-    return torch.from_numpy(mapped), torch.from_numpy(flat[-n_classes:].copy())
+    start, name = np.zeros(len(scales)), "a linear map of the logits"
+    flat = minimise(loss, start, name=name, maxcor=20, ftol=1e-14, gtol=1e-9) / scales
+    identity, change = np.ones(n_classes) if diagonal else np.eye(n_classes), flat[:-n_classes] / unit
+    return {"weights": factor * identity + change.reshape(penalties.shape), "bias": flat[-n_classes:]}

@@ -6,8 +6,7 @@ h(t_i) = (1/n)·Σ_{j≤i} (label_j − s_j),   scores s ascending,   t_i = (i �
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,15 +14,17 @@ from scipy.interpolate import CubicSpline
 
 from kcal.calibrators.class_scores import (
     TIE_TOLERANCE,
+    Floats,
+    ScoreMaps,
     average_ties,
+    fitted_maps,
     interpolate,
     replace_top,
     sort_classes,
     top_accuracy,
     unsort_classes,
 )
-from kcal.calibrators.logits import Floats, LogitCalibrator
-from kcal.calibrators.one_vs_rest import MapsModel, fitted_maps
+from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.samples import Samples
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
 
@@ -33,16 +34,12 @@ MIN_LOG_SCORE = -500.0
 """Scores below are one score: a line between two of them would be too steep for a double."""
 
 
-class SplineModel(MapsModel):
+class SplineModel(LogitModel):
     """Corrected scores, interpolated linearly: one curve per class or rank, or one for the top class."""
 
-    tables: ClassVar[dict[str, int]] = {"scores": 0, "corrected": 0}
-    scores: torch.Tensor
-    corrected: torch.Tensor
-
-    def __init__(self, *, form: str, floor: bool, **config: Any) -> None:
-        super().__init__(form=form, floor=floor, **config)
-        self.form, self.floor = form, floor
+    def __init__(self, *, form: str, floor: bool, tables: dict[str, list[int]], **config: Any) -> None:
+        super().__init__(form=form, floor=floor, tables=tables, **config)
+        self.form, self.floor, self.maps = form, floor, ScoreMaps(tables)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes); −∞ is possible without a floor."""
@@ -66,14 +63,14 @@ class SplineModel(MapsModel):
         return torch.where(sums > 0, corrected / sums, torch.exp(log_probs))
 
     def _correct(self, log_probs: torch.Tensor) -> torch.Tensor:
-        return interpolate(self.scores, self.corrected, torch.exp(log_probs))
+        tables = self.maps.tables()
+        return interpolate(tables["scores"], tables["corrected"], torch.exp(log_probs))
 
     def summary(self) -> dict[str, str]:
         """Return the form for display."""
         return {"form": self.form}
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class SplineCalibration(LogitCalibrator):
     """Correct a score by the slope of a natural cubic spline through the cumulative differences of label and score.
 
@@ -110,8 +107,8 @@ class SplineCalibration(LogitCalibrator):
         The corrected scores.
     """
 
-    method: ClassVar[str] = "spline"
-    pools_network: ClassVar[bool] = True
+    method = "spline"
+    pools_network = True
     model_class = SplineModel
     scores_ = fitted_maps("scores")
     corrected_ = fitted_maps("corrected")
@@ -129,11 +126,15 @@ class SplineCalibration(LogitCalibrator):
         even = slope_matrix(np.ones(len(samples)), int(self.knots)) if np.ptp(weights) == 0 else None
         least = float((weights**2).sum() / weights.sum() ** 2) if self.floor else 0.0
 
-        def fit_curve(log_scores: Floats, labels: Floats, weights: Floats) -> tuple[Floats, ...]:
+        def fit_curve(log_scores: Floats, labels: Floats, weights: Floats) -> dict[str, Floats]:
             scores, corrected = correct_scores(log_scores, labels, weights, int(self.knots), even)
-            return scores, np.clip(corrected, np.minimum(scores, least), np.maximum(scores, 1 - least))
+            bounded = np.clip(corrected, np.minimum(scores, least), np.maximum(scores, 1 - least))
+            return {"scores": scores, "corrected": bounded}
 
-        return SplineModel.fit_maps(fit_curve, log_scores, targets, weights, form=self.form, floor=bool(self.floor))
+        maps = ScoreMaps.fit(fit_curve, log_scores, targets, weights)
+        model = SplineModel(form=self.form, floor=bool(self.floor), tables=maps.shapes)
+        model.maps = maps
+        return model
 
     def _binary_problems(self, samples: Samples) -> tuple[Floats, Floats]:
         """Return log scores and targets in [0, 1], one column per spline."""
