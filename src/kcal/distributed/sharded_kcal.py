@@ -14,7 +14,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.bandwidth_choice import BandwidthChoice, check_parts
 from kcal.calibrators.kcal import check_bandwidth, check_pair
 from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
@@ -24,7 +23,15 @@ from kcal.distributed.shards import Index, cut, load_rows, start_shards
 from kcal.distributed.sorted_samples import SortedSamples
 from kcal.distributed.tables import NOT_FEATURES, Columns
 from kcal.errors import InvalidInputError, KcalError
-from kcal.kernels import MAX_PREDICTED, ClassSums, PredictedLoss, get_kernel, sampled_positions
+from kcal.kernels import (
+    MAX_PREDICTED,
+    BandwidthChoice,
+    ClassSums,
+    PredictedLoss,
+    check_parts,
+    get_kernel,
+    sampled_positions,
+)
 from kcal.projection import UNTRAINED, frozen_copy, ignores_length, log_lengths, project
 from kcal.samples import MAX_FOLDS, fold_codes
 from kcal.validation import (
@@ -193,7 +200,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return [part.gather(1, own[:, None]).squeeze(1) for part in sums.posteriors()]
 
         log_weights = samples.support.log_weights
-        loss = PredictedLoss(own_shares, None if log_weights is None else log_weights[chosen], choice.least_prob)
+        loss = PredictedLoss(own_shares, None if log_weights is None else log_weights[chosen], choice.min_prob)
         self.bandwidth_curve_ = choice.search(loss, mean_square=self._support.mean_square, progress=self.progress)
         self.bandwidth_ = self.bandwidth_curve_.bandwidth
 

@@ -42,10 +42,10 @@ def leave_out_posteriors(
 
 
 def mean_log_loss(
-    log_probs: torch.Tensor, log_weights: torch.Tensor | None = None, least_prob: float = ALMOST_ZERO
+    log_probs: torch.Tensor, log_weights: torch.Tensor | None = None, min_prob: float = ALMOST_ZERO
 ) -> float:
-    """Return the (weighted) mean of −log p, with p clipped at ``least_prob``."""
-    losses = -in_double(log_probs).clamp_min(log(least_prob))
+    """Return the (weighted) mean of −log p, with p clipped at ``min_prob``."""
+    losses = -in_double(log_probs).clamp_min(log(min_prob))
     if log_weights is None:
         return float(losses.mean())
     weights = in_double(log_weights).exp()
@@ -69,7 +69,7 @@ class PredictedLoss:
         Maps several bandwidths to the probabilities of the points' own classes at each, (n_predicted,).
     log_weights : (n_predicted,) tensor, optional
         Logarithms of the points' weights.
-    least_prob : float
+    min_prob : float
         Where probabilities are clipped.
     """
 
@@ -77,9 +77,9 @@ class PredictedLoss:
         self,
         own_shares: Callable[[Sequence[float]], Sequence[torch.Tensor]],
         log_weights: torch.Tensor | None = None,
-        least_prob: float = ALMOST_ZERO,
+        min_prob: float = ALMOST_ZERO,
     ) -> None:
-        self.log_weights, self.least_prob = log_weights, least_prob
+        self.log_weights, self.min_prob = log_weights, min_prob
         self._own_shares = own_shares
         self._shares: dict[float, torch.Tensor] = {}  # of each bandwidth, (n_predicted,)
 
@@ -90,7 +90,7 @@ class PredictedLoss:
     def at(self, bandwidths: Sequence[float]) -> list[float]:
         """Return the losses at several bandwidths, from one pass over the distances."""
         shares = self._computed(bandwidths)
-        return [mean_log_loss(part.log(), self.log_weights, self.least_prob) for part in shares]
+        return [mean_log_loss(part.log(), self.log_weights, self.min_prob) for part in shares]
 
     def standard_error(self, bandwidth: float) -> float:
         """Return the standard error of the loss at a bandwidth."""
@@ -125,7 +125,7 @@ class LeaveOutLoss(PredictedLoss):
         Chooses them.
     memory_budget : int
         Bytes.
-    least_prob : float
+    min_prob : float
         Where probabilities are clipped.
     """
 
@@ -138,7 +138,7 @@ class LeaveOutLoss(PredictedLoss):
         n_predicted: int | None = None,
         seed: int = 0,
         memory_budget: int = MEMORY_BUDGET,
-        least_prob: float = ALMOST_ZERO,
+        min_prob: float = ALMOST_ZERO,
     ) -> None:
         n_predicted = len(support) if n_predicted is None else n_predicted
         chosen = sampled_positions(len(support), n_predicted, seed=seed).to(support.points.device)
@@ -154,7 +154,7 @@ class LeaveOutLoss(PredictedLoss):
                 prepared.own_shares(points, codes, leave_out=rule) if kept is None else kept.own_shares(prepared)
             )
 
-        super().__init__(own_shares, None if support.log_weights is None else support.log_weights[chosen], least_prob)
+        super().__init__(own_shares, None if support.log_weights is None else support.log_weights[chosen], min_prob)
         self.support = support
 
 
@@ -213,15 +213,3 @@ def sampled_positions(n_points: int, n_predicted: int = MAX_PREDICTED, *, seed: 
     """Return the positions of at most ``n_predicted`` randomly chosen points, ascending."""
     chosen = torch.randperm(n_points, generator=torch.Generator().manual_seed(seed))[:n_predicted]
     return chosen.sort().values
-
-
-def leave_out_loss(
-    support: SortedSupport,
-    *,
-    kernel: MotherKernel = KERNELS["rbf"],
-    keys: torch.Tensor | None = None,
-    max_predicted: int = MAX_PREDICTED,
-    least_prob: float = ALMOST_ZERO,
-) -> LeaveOutLoss:
-    """Return the leave-out loss of all points or, if there are too many, of ``max_predicted`` random ones."""
-    return LeaveOutLoss(support, kernel=kernel, keys=keys, n_predicted=max_predicted, least_prob=least_prob)

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from kcal.errors import InvalidInputError
+from kcal.kernels import START_SPREAD
 from kcal.threads import map_blocks
 from kcal.validation import check_integer, shown
 
 ROWS_AT_ONCE = 16_384
 FEW_ROWS = 64
 """Rows that are projected at once, without threads."""
-START_SPREAD = 40.0
-"""Mean squared distance per dimension at the start; the best bandwidth is then near 1 on real networks."""
 MAX_DIMENSION = 16_384
 SAME_POINT = 1e-3
 """Relative difference up to which projected points are the same: rounding must not decide."""
