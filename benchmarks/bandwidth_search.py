@@ -66,11 +66,11 @@ def main(console: Console) -> None:
     """Print the ratios."""
     points, codes = clustered_data()
     support = sort_support(points, codes, N_CLASSES)
-    curve = search_bandwidth(LeaveOutLoss(support))
+    curve = search_bandwidth(LeaveOutLoss(support).at)
     by_folds, steps = search_by_folds(points, codes)
     times = take_turns(
         {
-            "search": lambda: search_bandwidth(LeaveOutLoss(support)),
+            "search": lambda: search_bandwidth(LeaveOutLoss(support).at),
             "evaluation": lambda: LeaveOutLoss(support, memory_budget=0)(curve.bandwidth),
             "folds, cdist": lambda: fold_loss(points, codes, cdist_posteriors, 1.0),
             "folds, broadcast": lambda: fold_loss(points, codes, broadcast_posteriors, 1.0),

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.clusters import peak_memory, processor_seconds, small_cluster, worker_pids
-from kcal.calibrators.bandwidth_choice import BandwidthChoice
 from kcal.distributed import ShardedKCal
-from kcal.kernels import MAX_PREDICTED, LeaveOutLoss, sort_support
+from kcal.kernels import MAX_PREDICTED, BandwidthChoice, LeaveOutLoss, sort_support
 from kcal.threads import one_thread
 
 N_POINTS, DIMENSION, CLASSES, N_FILES, N_QUERIES = 5_000_000, 32, 10, 10, 1_000

@@ -20,7 +20,7 @@ from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.projection import FastRecipe
-from kcal.projection.episodes import ClassIndex, proportional_counts
+from kcal.projection.training import ClassIndex, proportional_counts
 
 PER_CLASS = 20
 """Background samples of each class, as in the paper."""

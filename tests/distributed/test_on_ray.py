@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ from torch import nn
 import kcal
 from kcal.benchmark import Plan, run
 from kcal.benchmark.tasks import Task
-from kcal.calibrators import bandwidth_choice as bandwidth
 from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, predict
 from kcal.distributed.sharded_kcal import ShardedSupport
 from kcal.embeddings import ClassifierOutputs
+from kcal.kernels import bandwidth
 from page_code import run_page
 
 pytestmark = [
@@ -166,7 +165,7 @@ def test_a_network_runs_in_the_workers_of_a_pipeline_and_here(cluster, files, tm
 
 def test_shards_of_files_have_the_search_of_one_machine_though_an_actor_dies(cluster, tmp_path, monkeypatch):
     embeddings, labels = samples(2_000, 5, np.float64)  # more than the search predicts
-    monkeypatch.setattr(bandwidth, "leave_out_loss", partial(bandwidth.leave_out_loss, max_predicted=500))
+    monkeypatch.setattr(bandwidth, "MAX_PREDICTED", 500)
     groups, weights = np.arange(2_000) // 3, np.random.default_rng(0).uniform(0.2, 1.0, 2_000)
     for place in range(2):
         rows = slice(1_000 * place, 1_000 * (place + 1))

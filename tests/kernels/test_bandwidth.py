@@ -24,6 +24,12 @@ from kcal.kernels import (
     sort_support,
 )
 
+
+def each(loss):
+    """The losses of several bandwidths, from a function of one."""
+    return lambda bandwidths: [loss(bandwidth) for bandwidth in bandwidths]
+
+
 steady = settings(deadline=None, derandomize=True, max_examples=60)
 
 
@@ -42,7 +48,7 @@ def mixture(seed, *, spread, n=240, d=4, n_classes=4):
 @pytest.mark.parametrize(("seed", "spread"), [(1, 1.0), (2, 2.0), (3, 4.0)])
 def test_the_search_finds_the_minimum_of_a_dense_grid(seed, spread, kernel):
     loss = LeaveOutLoss(mixture(seed, spread=spread), kernel=KERNELS[kernel])
-    curve = search_bandwidth(loss)
+    curve = search_bandwidth(each(loss))
     wide = np.geomspace(0.05, 10.0, 50)
     around = int(np.argmin([loss(float(bandwidth)) for bandwidth in wide]))
     assert 0 < around < 49
@@ -64,7 +70,7 @@ def test_the_minimum_of_a_smooth_valley_is_found(centre, steepness, lean):
         x = steepness * (math.log(bandwidth) - centre)
         return math.cosh(x) + lean * (math.sinh(x) - x) / 2  # one valley, at the centre, steeper on one side
 
-    curve = search_bandwidth(loss)
+    curve = search_bandwidth(each(loss))
     assert math.log(curve.bandwidth) == pytest.approx(centre, abs=6e-3)
 
 
@@ -75,13 +81,13 @@ def test_of_two_valleys_the_deeper_is_taken(deeper):
         left, right = (x + 1.1) ** 2, (x - 0.45) ** 2
         return min(left + (0.0 if deeper < 0 else 0.1), right + (0.0 if deeper > 0 else 0.1))
 
-    curve = search_bandwidth(loss)
+    curve = search_bandwidth(each(loss))
     assert math.log(curve.bandwidth) == pytest.approx(-1.1 if deeper < 0 else 0.45, abs=5e-3)
 
 
 @pytest.mark.parametrize("minimum", [2e-3, 0.02, 0.15, 3.5, 40.0, 800.0])
 def test_a_minimum_outside_the_interval_widens_it_without_a_word(minimum):
-    curve = search_bandwidth(lambda bandwidth: math.log(bandwidth / minimum) ** 2)
+    curve = search_bandwidth(each(lambda bandwidth: math.log(bandwidth / minimum) ** 2))
     assert curve.bandwidth == pytest.approx(minimum, rel=5e-3)
     assert not curve.at_edge
 
@@ -89,7 +95,7 @@ def test_a_minimum_outside_the_interval_widens_it_without_a_word(minimum):
 @pytest.mark.parametrize(("loss", "edge"), [(lambda b: 1 / b, max), (lambda b: b, min)], ids=["falling", "rising"])
 def test_a_monotone_loss_warns_at_the_edge_of_the_widened_search(loss, edge):
     with pytest.warns(BandwidthWarning, match="edge") as caught:
-        curve = search_bandwidth(loss)
+        curve = search_bandwidth(each(loss))
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert curve.at_edge
@@ -110,7 +116,7 @@ def test_the_curve_is_what_was_seen(values):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BandwidthWarning)
-        curve = search_bandwidth(loss)
+        curve = search_bandwidth(each(loss))
     np.testing.assert_allclose(curve.bandwidths, sorted(calls), rtol=1e-12)
     assert curve.losses.tolist() == [asked[bandwidth] for bandwidth in sorted(calls)]
     assert curve.bandwidth in curve.bandwidths.tolist()
@@ -120,7 +126,7 @@ def test_the_curve_is_what_was_seen(values):
 
 def test_a_flat_loss_ends_inside_what_was_looked_at_and_says_so():
     with pytest.warns(BandwidthWarning):
-        curve = search_bandwidth(lambda bandwidth: 1.0)
+        curve = search_bandwidth(each(lambda bandwidth: 1.0))
     assert curve.bandwidths[0] < curve.bandwidth < curve.bandwidths[-1]
     assert INTERVAL[0] == pytest.approx(curve.bandwidth) or INTERVAL[0] < curve.bandwidth < INTERVAL[1]
     assert not curve.at_edge
@@ -132,14 +138,14 @@ def test_a_flat_loss_ends_inside_what_was_looked_at_and_says_so():
 )
 def test_an_impossible_interval_is_refused(interval):
     with pytest.raises(InvalidInputError, match="interval"):
-        search_bandwidth(lambda bandwidth: bandwidth, interval=interval)
+        search_bandwidth(each(lambda bandwidth: bandwidth), interval=interval)
 
 
 def test_embeddings_that_tell_nothing_give_a_large_bandwidth():
     points, codes, _ = cloud(90, 400, 5, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BandwidthWarning)
-        assert search_bandwidth(LeaveOutLoss(sort_support(points, codes, 3))).bandwidth > 0.5
+        assert search_bandwidth(LeaveOutLoss(sort_support(points, codes, 3)).at).bandwidth > 0.5
 
 
 @steady
@@ -208,7 +214,7 @@ def test_one_sample_of_a_new_class_hardly_widens_the_bandwidth():
 
 @pytest.mark.parametrize("interval", [(5.0, 5.1), (1e2, 1.01e2), (1e-2, 1.1e-2)])
 def test_a_narrow_interval_far_from_the_minimum_is_widened_in_growing_steps(interval):
-    curve = search_bandwidth(lambda bandwidth: (math.log(bandwidth) - 0.3) ** 2, interval=interval)
+    curve = search_bandwidth(each(lambda bandwidth: (math.log(bandwidth) - 0.3) ** 2), interval=interval)
     assert math.log(curve.bandwidth) == pytest.approx(0.3, abs=0.01)
     assert len(curve.losses) < 45
 
@@ -222,7 +228,7 @@ def test_the_minimum_is_found_to_the_published_tolerance(best):
         return abs(math.log(asked[-1] / best)) ** 1.5
 
     notes = []
-    curve = search_published(loss, after_each=notes.append)
+    curve = search_published(each(loss), after_each=notes.append)
     assert abs(2 * curve.bandwidth**2 - best) < 1e-4
     assert curve.loss == min(curve.losses)
     assert not curve.at_edge
@@ -236,7 +242,7 @@ def test_the_minimum_is_found_to_the_published_tolerance(best):
 @pytest.mark.parametrize(("slope", "edge"), [(1.0, 0.1), (-1.0, 10.0)])
 def test_the_interval_is_kept_and_its_edge_is_told(slope, edge):
     with pytest.warns(BandwidthWarning, match="edge"):
-        curve = search_published(lambda bandwidth: slope * bandwidth)
+        curve = search_published(each(lambda bandwidth: slope * bandwidth))
     assert curve.at_edge
     assert 2 * curve.bandwidth**2 == pytest.approx(edge, abs=1e-4)
 
@@ -246,13 +252,13 @@ def test_it_agrees_with_another_minimiser_on_a_leave_out_loss():
     codes = np.arange(90) % 3
     points = torch.from_numpy(2.0 * generator.normal(size=(90, 3)) + 1.5 * np.eye(3)[codes])
     loss = LeaveOutLoss(sort_support(points, torch.from_numpy(codes), 3), keys=torch.arange(90) % 20)
-    curve = search_published(loss)
+    curve = search_published(loss.at)
     other = minimize_scalar(lambda h: loss(math.sqrt(h / 2)), bounds=(0.1, 10), method="bounded")
     assert 2 * curve.bandwidth**2 == pytest.approx(other.x, abs=1e-3)
 
 
 def test_a_loss_that_is_nan_is_no_minimum():
-    curve = search_bandwidth(lambda bandwidth: math.nan if bandwidth < 0.3 else math.log(bandwidth) ** 2)
+    curve = search_bandwidth(each(lambda bandwidth: math.nan if bandwidth < 0.3 else math.log(bandwidth) ** 2))
     assert curve.bandwidth == pytest.approx(1.0, rel=5e-3)
 
 
@@ -263,7 +269,7 @@ def test_a_grid_is_evaluated_in_one_pass():
         calls.append(len(bandwidths))
         return [math.log(bandwidth) ** 2 for bandwidth in bandwidths]
 
-    curve = search_bandwidth(lambda bandwidth: at([bandwidth])[0], at=at)
+    curve = search_bandwidth(at)
     assert calls[0] == 5
     assert sum(calls) == len(curve.losses)
     assert curve.bandwidth == pytest.approx(1.0, rel=5e-3)

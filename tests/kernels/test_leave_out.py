@@ -15,7 +15,6 @@ from kcal.kernels import (
     MIN_PROB,
     LeaveOutLoss,
     class_posteriors,
-    leave_out_loss,
     leave_out_posteriors,
     leave_out_rule,
     mean_log_loss,
@@ -206,8 +205,8 @@ def test_samples_scatter_around_the_whole_loss_by_their_standard_error():
 
 def test_the_bandwidth_of_a_sample_is_close_to_that_of_all():
     points = normal_support(6_000, spread=0.8)
-    whole = search_bandwidth(LeaveOutLoss(points)).bandwidth
-    sampled = search_bandwidth(leave_out_loss(points)).bandwidth
+    whole = search_bandwidth(LeaveOutLoss(points).at).bandwidth
+    sampled = search_bandwidth(LeaveOutLoss(points, n_predicted=5_000).at).bandwidth
     assert sampled == pytest.approx(whole, rel=0.03)
 
 
@@ -215,15 +214,7 @@ def test_the_only_member_of_a_class_costs_the_published_clip_at_every_bandwidth(
     """23.03 = −log 1e-10."""
     points, codes = torch.randn(7, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 1, 1, 1, 2])
     support = sort_support(points, codes, 3)
-    for make in (LeaveOutLoss, partial(LeaveOutLoss, n_predicted=7), leave_out_loss):
-        default, published = make(support), make(support, least_prob=MIN_PROB)
+    for make in (LeaveOutLoss, partial(LeaveOutLoss, n_predicted=7)):
+        default, published = make(support), make(support, min_prob=MIN_PROB)
         for bandwidth in (0.5, 2.0):
             assert 7 * (default(bandwidth) - published(bandwidth)) == pytest.approx(math.log(100), rel=1e-9)
-
-
-def test_large_supports_are_sampled():
-    points = normal_support()
-    assert len(points) == 400
-    assert leave_out_loss(points, max_predicted=400)(0.5) == LeaveOutLoss(points)(0.5)
-    assert leave_out_loss(points, max_predicted=399)(0.5) == LeaveOutLoss(points, n_predicted=399)(0.5)
-    assert leave_out_loss(points, max_predicted=100)(0.5) != LeaveOutLoss(points)(0.5)

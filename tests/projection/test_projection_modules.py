@@ -7,7 +7,8 @@ from torch import nn
 
 from kcal import KCal
 from kcal.errors import InvalidInputError
-from kcal.projection import START_SPREAD, LinearProjection, SkipProjection, project
+from kcal.kernels import START_SPREAD
+from kcal.projection import LinearProjection, SkipProjection, project
 
 KINDS = pytest.mark.parametrize("kind", [SkipProjection, LinearProjection])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -145,7 +145,7 @@ class Trials:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", BandwidthWarning)  # the search with all samples has warned
                 interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
-                curve = search_bandwidth(loss, interval=interval, at=loss.at)
+                curve = search_bandwidth(loss.at, interval=interval)
         log_probs = self._own_probs(supports, [curve.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
         return Trial(size, supports, replace(curve, n_folds=len(supports)), log_probs)
 

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from kcal.calibrators.bandwidth_choice import PUBLISHED_FOLDS, BandwidthChoice
 from kcal.calibrators.base import CalibratorState, check_at_least_two, fitted
 from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, FindSize, compress_model, select_one_se
 from kcal.calibrators.explain import Attribution, attribute_kcal
@@ -34,6 +33,8 @@ from kcal.calibrators.online import BandwidthRecord, SampleTable, check_updates,
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import (
+    PUBLISHED_FOLDS,
+    BandwidthChoice,
     BandwidthCurve,
     ClassSums,
     LeaveOutLoss,

@@ -12,6 +12,8 @@ lower prior: one λ alone would be a matter of chance where several fit about as
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import sqrt
 from typing import Any, ClassVar
 
 import numpy as np
@@ -191,8 +193,9 @@ class RidgeProblem:
         """C and V of the scaled network: zeros."""
         return np.zeros(1 + self.features.shape[1] * self.base.shape[1])
 
+    @cached_property
     def curvatures(self) -> Floats:
-        """Return roughly the second derivatives of the log-loss at c = 0 and V = 0, in the order of the flat array."""
+        """Roughly the second derivatives of the log-loss at c = 0 and V = 0, in the order of the flat array."""
         importance = torch.from_numpy(self.weights).to(self.base)[:, None]
         probs = torch.softmax(self.base, dim=1)
         variances = (probs * self.base.square()).sum(dim=1) - (probs * self.base).sum(dim=1).square()
@@ -207,7 +210,7 @@ class RidgeProblem:
         importance = torch.from_numpy(self.weights).to(self.base)
         penalties = np.full(len(start), penalty)
         penalties[0] = max(penalty, 1 / DEVIATION**2)  # of c
-        scales = np.sqrt(self.curvatures() + penalties)
+        scales = np.sqrt(self.curvatures + penalties)
 
         def loss(scaled: Floats) -> tuple[float, Floats]:
             point = scaled / scales
@@ -227,12 +230,12 @@ def cross_fit(problem: RidgeProblem, fold_of: Codes) -> tuple[dict[float, float]
     """
     problem = replace(problem, base=problem.base.float(), features=problem.features.float())
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
-    points = [problem.start] * len(folds)
     scores = torch.empty(len(PENALTIES), *problem.base.shape)
-    for penalty, out_of_fold in zip(PENALTIES, scores, strict=True):
-        for place, (outside, inside) in enumerate(folds):
-            points[place] = problem.rows(inside).solve(penalty, points[place], COARSE)
-            out_of_fold[outside] = problem.rows(outside).scores(points[place])
+    for outside, inside in folds:
+        point, others, fold = problem.start, problem.rows(inside), problem.rows(outside)
+        for penalty, out_of_fold in zip(PENALTIES, scores, strict=True):
+            point = others.solve(penalty, point, COARSE)
+            out_of_fold[outside] = fold.scores(point)
     own = torch.log_softmax(scores, dim=2)[:, np.arange(len(fold_of)), problem.codes].double()
     log_prior = -PRIOR_STEP * torch.arange(len(PENALTIES), dtype=torch.float64)
     posterior = torch.softmax(own @ torch.from_numpy(problem.weights) + log_prior, dim=0)

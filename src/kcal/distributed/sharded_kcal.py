@@ -19,7 +19,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.bandwidth_choice import BandwidthChoice, check_parts
 from kcal.calibrators.kcal import check_bandwidth, check_pair
 from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share, reference_rows
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
@@ -29,6 +28,7 @@ from kcal.errors import InvalidInputError, KcalError
 from kcal.kernels import (
     KERNELS,
     MAX_PREDICTED,
+    BandwidthChoice,
     ClassSums,
     LeaveOut,
     MotherKernel,
@@ -36,6 +36,7 @@ from kcal.kernels import (
     PreparedSupport,
     SortedSupport,
     add_sums,
+    check_parts,
     get_kernel,
     sampled_positions,
     sort_support,
@@ -215,7 +216,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return [part.gather(1, own[:, None]).squeeze(1) for part in sums.posteriors()]
 
         log_weights = samples.support.log_weights
-        loss = PredictedLoss(own_shares, None if log_weights is None else log_weights[chosen], choice.least_prob)
+        loss = PredictedLoss(own_shares, None if log_weights is None else log_weights[chosen], choice.min_prob)
         self.bandwidth_curve_ = choice.search(loss, mean_square=self._support.mean_square, progress=self.progress)
         self.bandwidth_ = self.bandwidth_curve_.bandwidth
 

@@ -1,32 +1,46 @@
-"""Search for the bandwidth that minimises a loss, and the power law that bandwidths follow between searches."""
+"""Choose a bandwidth: a given number, a search for the lowest loss, or the power law between searches."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import copysign, exp, inf, isfinite, isnan, log, sqrt
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import BandwidthWarning, InvalidInputError, warn
-from kcal.validation import shown, to_numbers
+from kcal.kernels.leave_out import MAX_PREDICTED, LeaveOutLoss, PredictedLoss
+from kcal.kernels.mother import MotherKernel
+from kcal.kernels.support import SortedSupport
+from kcal.progress import progress_bar
+from kcal.validation import ALMOST_ZERO, shown, to_numbers
+
+Losses = Callable[[Sequence[float]], Sequence[float]]
 
 INTERVAL = (0.05**0.5, 5.0**0.5)
 """The published interval, h = 2b² in [0.1, 10]."""
+START_SPREAD = 40.0
+"""Mean squared distance per dimension for which this interval is meant; the best bandwidth is then near 1."""
 GOLDEN = (sqrt(5.0) - 1.0) / 2.0
 FLAT = 1e-9
 """Losses that differ by less count as equal."""
 MAX_WIDENING = 1e3
 """The interval is widened at most by this factor on either side."""
-PUBLISHED_TOLERANCE = 1e-4
-"""Of h = 2b², as published."""
-MIN_PROB = 1e-10
-"""Probabilities are clipped here in the published loss: the only member of a class costs 23.03 at every bandwidth."""
 SCANNED = 5
 """Bandwidths of the scan, before it is widened."""
+PUBLISHED_TOLERANCE, PUBLISHED_FOLDS = 1e-4, 20
+"""Precision of h = 2b², and folds of the loss, as published."""
+MIN_PROB = 1e-10
+"""Probabilities are clipped here in the published loss: the only member of a class costs 23.03 at every bandwidth."""
 NEAR_STEP = 0.25 * log(2.0)
 """Step of log b of a search nearby: the parabola through three losses in larger steps has its vertex elsewhere."""
+NEAR_SAMPLES, EXPECTED_SPREAD = 1_000, 0.05
+"""Samples that a search nearby predicts at most, and the standard deviation of log b around the expected bandwidth."""
+TYPICAL_EVALUATIONS = {"cv": 14, "published": 26}
+"""Evaluations of a search, for the progress bar, by the value of ``bandwidth`` that asks for it."""
 MIN_EXPONENT = -0.25
 """Lowest exponent of a fitted power law."""
 MIN_SIZE_SHARE = 0.1
@@ -52,169 +66,260 @@ class BandwidthCurve:
         return f"b = {self.bandwidth:.4g} with loss {self.loss:.4f}{error}, {tried}{edge}"
 
 
+@dataclass(frozen=True)
+class BandwidthChoice:
+    """How the bandwidth is chosen: KCal's parameters, and the size of the rarest class for the power law."""
+
+    bandwidth: str | float = "cv"
+    interval: tuple[float, float] | None = None
+    reference: tuple[float, float] | None = None
+    exponent: float | None = None
+    size: float = 1.0
+
+    def without_search(self, dimension: int) -> float | None:
+        """Return the given bandwidth or that of the power law; None where a search has to find it."""
+        if self.bandwidth in TYPICAL_EVALUATIONS:
+            return None
+        if self.bandwidth == "rule":
+            assert self.reference is not None
+            bandwidth, size = self.reference
+            return fit_bandwidth_law([bandwidth], [size], exponent=self.exponent, dimension=dimension)(self.size)
+        return float(self.bandwidth)
+
+    @property
+    def fixed_source(self) -> str:
+        """Where a bandwidth without a search comes from."""
+        return "law" if self.bandwidth == "rule" else "given"
+
+    @property
+    def min_prob(self) -> float:
+        """Where the loss clips probabilities."""
+        return MIN_PROB if self.bandwidth == "published" else ALMOST_ZERO
+
+    def lowest_loss(self, loss: LeaveOutLoss) -> float:
+        """Return the leave-out loss at the chosen bandwidth, found roughly where it is searched for."""
+        fixed = self.without_search(loss.support.dimension)
+        if fixed is not None:
+            return loss(fixed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BandwidthWarning)  # the final search warns
+            return search_bandwidth(loss.at, interval=self._interval(loss.support.mean_square), tolerance=0.05).loss
+
+    def choose(
+        self, support: SortedSupport, *, kernel: MotherKernel, keys: torch.Tensor | None, progress: bool | None
+    ) -> tuple[float, BandwidthCurve | None]:
+        """Return the bandwidth and, where it was searched for by the leave-out loss, all that were tried."""
+        fixed = self.without_search(support.dimension)
+        if fixed is not None:
+            return fixed, None
+        check_parts(len(support), keys)
+        loss = LeaveOutLoss(support, kernel=kernel, keys=keys, n_predicted=MAX_PREDICTED, min_prob=self.min_prob)
+        curve = self.search(loss, mean_square=support.mean_square, progress=progress)
+        return curve.bandwidth, curve
+
+    def search(self, loss: PredictedLoss, *, mean_square: float, progress: bool | None) -> BandwidthCurve:
+        """Return the search for the lowest loss over samples of this mean squared distance."""
+        total = TYPICAL_EVALUATIONS[str(self.bandwidth)]
+        with progress_bar("Choosing the bandwidth", total, show=progress) as advance:
+            if self.bandwidth == "published":
+                curve = search_published(loss.at, after_each=advance)
+            else:
+                curve = search_bandwidth(loss.at, interval=self._interval(mean_square), after_each=advance)
+        return replace(curve, standard_error=loss.standard_error(curve.bandwidth))
+
+    def choose_near(
+        self,
+        expected: float,
+        support: SortedSupport,
+        *,
+        kernel: MotherKernel,
+        keys: torch.Tensor | None,
+        scan: bool = False,
+    ) -> BandwidthCurve:
+        """Return a quick search around an expected bandwidth, on at most ``NEAR_SAMPLES`` samples given all others.
+
+        With ``scan`` it begins with the usual interval. If it predicts only some samples, others than the search
+        before, it is pulled towards the expected bandwidth, in which earlier searches have their part.
+        """
+        options = {"n_predicted": NEAR_SAMPLES, "seed": len(support), "min_prob": self.min_prob}
+        loss = LeaveOutLoss(support, kernel=kernel, keys=keys, **options)
+        left_out = max(0.0, 1.0 - NEAR_SAMPLES / len(support))
+        pull = left_out / (NEAR_SAMPLES * EXPECTED_SPREAD**2)
+        return search_near(loss.at, expected, interval=self._interval(support.mean_square) if scan else None, pull=pull)
+
+    def _interval(self, mean_square: float) -> tuple[float, float]:
+        """Return the interval of the search: by default the published one, in units of the spread of the samples."""
+        unit = (mean_square / START_SPREAD) ** 0.5 or 1.0
+        return (INTERVAL[0] * unit, INTERVAL[1] * unit) if self.interval is None else self.interval
+
+
+def check_parts(n_samples: int, keys: torch.Tensor | None) -> None:
+    """Raise if there are not two samples, or two groups or folds, to leave out in turn."""
+    n_keys = n_samples if keys is None else len(torch.unique(keys))
+    if n_keys < 2:
+        raise InvalidInputError(
+            "bandwidth" if keys is None else "groups",
+            f"needs at least two {'calibration samples' if keys is None else 'groups'} for cross-validation",
+            got=str(n_keys),
+            remedy="Pass a number as the bandwidth.",
+        )
+
+
+class _Tried:
+    """Losses by log b; each is computed once, and NaN counts as infinite."""
+
+    def __init__(self, losses: Losses, after_each: Callable[[str], None] | None = None) -> None:
+        self.losses, self.after_each = losses, after_each
+        self.seen: dict[float, float] = {}
+
+    def __call__(self, log_bandwidth: float) -> float:
+        self.compute([log_bandwidth])
+        return self.seen[log_bandwidth]
+
+    def compute(self, log_bandwidths: Sequence[float]) -> None:
+        """Compute the losses that are not there yet, in one pass."""
+        missing = [entry for entry in log_bandwidths if entry not in self.seen]
+        found = self.losses([exp(entry) for entry in missing]) if missing else []
+        for entry, value in zip(missing, found, strict=True):
+            self.seen[entry] = inf if isnan(value) else value
+            if self.after_each is not None:
+                self.after_each(f"b = {exp(entry):.3g}, loss {self.seen[entry]:.4f}")
+
+    def widen(self, step: float, bounds: tuple[float, float], loss: Callable[[float], float]) -> float:
+        """Return the lowest point; while that is an end, go on beyond it in growing steps, within the bounds."""
+        best = min(self.seen, key=loss)
+        while best in (min(self.seen), max(self.seen)) and bounds[0] < best < bounds[1]:
+            outwards = best - step if best == min(self.seen) else best + step
+            if not loss(outwards) < loss(best):
+                break
+            best, step = outwards, 1.5 * step
+        return best
+
+    def bracket(self, middle: float) -> tuple[float, float, float] | None:
+        """Return a point between its neighbours; None at an end."""
+        order = sorted(self.seen)
+        place = order.index(middle)
+        return (order[place - 1], middle, order[place + 1]) if 0 < place < len(order) - 1 else None
+
+    def curve(self, best: float, *, at_edge: bool) -> BandwidthCurve:
+        """Return what was tried and the chosen one, whose loss is that of its neighbours if it was not tried."""
+        order = sorted(self.seen)
+        losses, bandwidths = [self.seen[entry] for entry in order], [exp(entry) for entry in order]
+        loss = self.seen[best] if best in self.seen else float(np.interp(best, order, losses))
+        return BandwidthCurve(np.array(bandwidths), np.array(losses), exp(best), loss, at_edge)
+
+
 def search_bandwidth(
-    loss: Callable[[float], float],
+    losses: Losses,
     *,
     interval: tuple[float, float] = INTERVAL,
     tolerance: float = 1e-2,
-    at: Callable[[Sequence[float]], Sequence[float]] | None = None,
     after_each: Callable[[str], None] | None = None,
 ) -> BandwidthCurve:
-    """Minimise ``loss`` over log b: a coarse scan, then golden section with parabolic steps.
+    """Minimise a loss over log b: a coarse scan, then golden section with parabolic steps.
 
     The scan makes the search safe against a loss with several local minima. If the minimum lies at an end of the
     interval, the interval is widened step by step; if that does not help, a BandwidthWarning is issued.
 
     Parameters
     ----------
-    loss : callable
-        Maps a bandwidth to a loss.
+    losses : callable
+        Maps several bandwidths to their losses, such as ``LeaveOutLoss.at``.
     interval : (float, float)
         Where the search begins.
     tolerance : float
         Relative precision of the bandwidth.
-    at : callable, optional
-        Maps several bandwidths to their losses in one pass; used for the coarse scan.
     after_each : callable, optional
         Called after every evaluation with a description of it, for a progress bar.
     """
     low, high = interval
     if not (0 < low < high and isfinite(high)):
         raise InvalidInputError("interval", "must be (low, high) with 0 < low < high", got=repr(interval))
-    seen: dict[float, float] = {}
-
-    def note(log_bandwidth: float, value: float) -> None:
-        seen[log_bandwidth] = inf if isnan(value) else value
-        if after_each is not None:
-            after_each(f"b = {exp(log_bandwidth):.3g}, loss {seen[log_bandwidth]:.4f}")
-
-    def loss_at(log_bandwidth: float) -> float:
-        if log_bandwidth not in seen:
-            note(log_bandwidth, loss(exp(log_bandwidth)))
-        return seen[log_bandwidth]
-
-    grid = np.linspace(log(low), log(high), SCANNED).tolist()
-    if at is not None:
-        for log_bandwidth, value in zip(grid, at([exp(point) for point in grid]), strict=True):
-            note(log_bandwidth, value)
-    grid, best = _scan(loss_at, grid)
-    at_edge = best in (grid[0], grid[-1])
-    if max(seen.values()) - min(seen.values()) < FLAT:
-        _warn_flat(interval)
-    elif at_edge:
-        _warn_edge(exp(best), interval)
+    tried = _Tried(losses, after_each)
+    grid, widening = np.linspace(log(low), log(high), SCANNED).tolist(), log(MAX_WIDENING)
+    tried.compute(grid)
+    best = tried.widen(grid[1] - grid[0], (grid[0] - widening, grid[-1] + widening), tried)
+    bracket = tried.bracket(best)
+    around = f"[{low:.3g}, {high:.3g}]"
+    if max(tried.seen.values()) - min(tried.seen.values()) < FLAT:
+        warn(
+            f"The loss is the same at every bandwidth around {around}: the search cannot choose one. Check the scale "
+            "of the embeddings.",
+            BandwidthWarning,
+            remedy="Or pass a number for the bandwidth.",
+        )
+    elif bracket is None:
+        warn(
+            f"The loss still decreases at b = {exp(best):.3g}, the edge of the widened search (it began at {around}). "
+            "A very large b means that the embeddings say nothing about the classes, a very small b that the set "
+            "contains duplicates.",
+            BandwidthWarning,
+            remedy="Look at bandwidth_curve_, or pass a number for the bandwidth.",
+        )
     else:
-        middle = grid.index(best)
-        best = _refine(loss_at, (grid[middle - 1], best, grid[middle + 1]), tolerance)
-    order = sorted(seen)
-    losses = np.array([seen[log_bandwidth] for log_bandwidth in order])
-    bandwidths = np.array([exp(log_bandwidth) for log_bandwidth in order])
-    return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge)
+        best = _refine(tried, bracket, tolerance)
+    return tried.curve(best, at_edge=bracket is None)
 
 
 def search_near(
-    loss: Callable[[Sequence[float]], Sequence[float]],
-    expected: float,
-    *,
-    interval: tuple[float, float] | None = None,
-    pull: float = 0.0,
+    losses: Losses, expected: float, *, interval: tuple[float, float] | None = None, pull: float = 0.0
 ) -> BandwidthCurve:
-    """Minimise ``loss`` over log b near an expected bandwidth: three nearby, and the vertex of their parabola.
+    """Minimise a loss over log b near an expected bandwidth: three nearby, and the vertex of their parabola.
 
-    ``loss`` maps several bandwidths to their losses; the three, in steps of ``NEAR_STEP``, share their distances. While
-    the lowest is at an end, the search goes on beyond it in growing steps, by at most ``MAX_WIDENING``. With
+    ``losses`` maps several bandwidths to their losses; the three, in steps of ``NEAR_STEP``, share their distances.
+    While the lowest is at an end, the search goes on beyond it in growing steps, by at most ``MAX_WIDENING``. With
     an ``interval`` it begins at the best bandwidth of that, in steps of √2, for an expected one that may be far off.
     The loss of the result is that of the nearest bandwidths.
 
     Where the loss is that of a part of the samples, what earlier searches say counts too: ``pull``·(log b −
     log expected)²/2 is added before it is minimised.
     """
-    seen: dict[float, float] = {}
-    middle, step = log(expected), NEAR_STEP
-
-    def evaluate(log_bandwidths: Sequence[float]) -> None:
-        for entry, value in zip(log_bandwidths, loss([exp(entry) for entry in log_bandwidths]), strict=True):
-            seen[entry] = inf if isnan(value) else value
+    tried, middle = _Tried(losses), log(expected)
 
     def pulled(entry: float) -> float:
-        return seen[entry] + 0.5 * pull * (entry - log(expected)) ** 2
+        return tried(entry) + 0.5 * pull * (entry - log(expected)) ** 2
 
     if interval is not None:
         low, high = map(log, interval)
-        evaluate(np.arange(low, high + step, 2.0 * step).tolist())
-        middle = min(seen, key=pulled)
-    evaluate([entry for entry in (middle - step, middle, middle + step) if entry not in seen])
-    best = min(seen, key=pulled)
-    while best in (min(seen), max(seen)) and abs(best - middle) < log(MAX_WIDENING):
-        outwards = best - step if best == min(seen) else best + step
-        evaluate([outwards])
-        if not pulled(outwards) < pulled(best):
-            break
-        best, step = outwards, 1.5 * step
-    order = sorted(seen)
-    losses, bandwidths = np.array([seen[entry] for entry in order]), np.exp(order)
-    place = order.index(best)
-    if place in (0, len(order) - 1):
-        return BandwidthCurve(bandwidths, losses, exp(best), seen[best], at_edge=True)
-    vertex = _vertex((order[place - 1], best, order[place + 1]), pulled)
-    return BandwidthCurve(bandwidths, losses, exp(vertex), float(np.interp(vertex, order, losses)), at_edge=False)
+        tried.compute(np.arange(low, high + NEAR_STEP, 2.0 * NEAR_STEP).tolist())
+        middle = min(tried.seen, key=pulled)
+    tried.compute([middle - NEAR_STEP, middle, middle + NEAR_STEP])
+    best = tried.widen(NEAR_STEP, (middle - log(MAX_WIDENING), middle + log(MAX_WIDENING)), pulled)
+    bracket = tried.bracket(best)
+    return tried.curve(best if bracket is None else _vertex(bracket, pulled), at_edge=bracket is None)
 
 
-def search_published(
-    loss: Callable[[float], float], *, after_each: Callable[[str], None] | None = None
-) -> BandwidthCurve:
-    """Minimise ``loss`` over h = 2b² in [0.1, 10] by golden section, until the bracket is narrower than 1e-4.
+def search_published(losses: Losses, *, after_each: Callable[[str], None] | None = None) -> BandwidthCurve:
+    """Minimise a loss over h = 2b² in [0.1, 10] by golden section, until the bracket is narrower than 1e-4.
 
     The interval is never widened, and of several minima any may be found; at an end of the interval a
-    BandwidthWarning is issued. ``after_each`` is called after every evaluation with a description of it.
+    BandwidthWarning is issued. Parameters are those of :func:`search_bandwidth`.
     """
-    seen: dict[float, float] = {}
+    tried = _Tried(losses, after_each)
 
-    def loss_at(h: float) -> float:
-        bandwidth = sqrt(h / 2.0)
-        seen[bandwidth] = loss(bandwidth)
-        if after_each is not None:
-            after_each(f"b = {bandwidth:.3g}, loss {seen[bandwidth]:.4f}")
-        return seen[bandwidth]
+    def loss(h: float) -> float:
+        return tried(0.5 * log(h / 2.0))
 
     low, high = (2.0 * bandwidth**2 for bandwidth in INTERVAL)
     ends = low + PUBLISHED_TOLERANCE, high - PUBLISHED_TOLERANCE
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-    left_loss, right_loss = loss_at(left), loss_at(right)
     while high - low > PUBLISHED_TOLERANCE:
-        if left_loss < right_loss:
-            high, right, right_loss = right, left, left_loss
+        if loss(left) < loss(right):
+            high, right = right, left
             left = high - GOLDEN * (high - low)
-            left_loss = loss_at(left)
         else:
-            low, left, left_loss = left, right, right_loss
+            low, left = left, right
             right = low + GOLDEN * (high - low)
-            right_loss = loss_at(right)
-    best = min(seen, key=seen.__getitem__)
-    at_edge = not ends[0] < 2.0 * best**2 < ends[1]
+    best = 0.5 * log(min(left, right, key=loss) / 2.0)
+    at_edge = not ends[0] < 2.0 * exp(best) ** 2 < ends[1]
     if at_edge:
         warn(
-            f"The published search ended at b = {best:.3g}, the edge of its interval "
+            f"The published search ended at b = {exp(best):.3g}, the edge of its interval "
             f"[{INTERVAL[0]:.3g}, {INTERVAL[1]:.3g}]: the best bandwidth may lie beyond.",
             BandwidthWarning,
             remedy='Use bandwidth="cv", which widens the interval.',
         )
-    order = sorted(seen)
-    return BandwidthCurve(np.array(order), np.array([seen[b] for b in order]), best, seen[best], at_edge)
-
-
-def _scan(loss: Callable[[float], float], grid: list[float]) -> tuple[list[float], float]:
-    """Return the grid, widened in growing steps while its minimum lies at an end, and the point of the minimum."""
-    step, widening = grid[1] - grid[0], log(MAX_WIDENING)
-    lowest, highest = grid[0] - widening, grid[-1] + widening
-    best = min(grid, key=loss)
-    while best in (grid[0], grid[-1]) and lowest < best < highest:
-        outwards = grid[0] - step if best == grid[0] else grid[-1] + step
-        grid = sorted([*grid, outwards])
-        if loss(outwards) >= loss(best):
-            break
-        best, step = outwards, 1.5 * step
-    return grid, best
+    return tried.curve(best, at_edge=at_edge)
 
 
 def _refine(loss: Callable[[float], float], bracket: tuple[float, float, float], tolerance: float) -> float:
@@ -248,25 +353,6 @@ def _vertex(bracket: tuple[float, float, float], loss: Callable[[float], float])
     if not 0 < left + right < inf:
         return middle
     return middle + 0.5 * ((high - middle) * right - (middle - low) * left) / (left + right)
-
-
-def _warn_flat(interval: tuple[float, float]) -> None:
-    warn(
-        f"The loss is the same at every bandwidth around [{interval[0]:.3g}, {interval[1]:.3g}]: the search cannot "
-        "choose one. Check the scale of the embeddings.",
-        BandwidthWarning,
-        remedy="Or pass a number for the bandwidth.",
-    )
-
-
-def _warn_edge(bandwidth: float, interval: tuple[float, float]) -> None:
-    warn(
-        f"The loss still decreases at b = {bandwidth:.3g}, the edge of the widened search (it began at "
-        f"[{interval[0]:.3g}, {interval[1]:.3g}]). A very large b means that the embeddings say nothing about the "
-        "classes, a very small b that the set contains duplicates.",
-        BandwidthWarning,
-        remedy="Look at bandwidth_curve_, or pass a number for the bandwidth.",
-    )
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,19 @@ from math import log, sqrt
 import torch
 
 from kcal.kernels.mother import KERNELS, MotherKernel
-from kcal.kernels.sums import PreparedSupport, class_posteriors
-from kcal.kernels.support import SortedSupport, in_double, leave_out_rule
+from kcal.kernels.sums import PreparedSupport, class_posteriors, slices
+from kcal.kernels.support import LeaveOut, SortedSupport, in_double, leave_out_rule, widest_dtype
+from kcal.threads import map_blocks
 from kcal.validation import ALMOST_ZERO
 
 MEMORY_BUDGET = 512 * 2**20
 """Bytes that a search may keep for distances; beyond, they are computed again at every bandwidth."""
 MAX_PREDICTED = 5_000
 """Points that a search predicts from all others; of a larger support so many are chosen at random."""
+KEPT_BLOCK, MIN_KEPT_QUERIES = 2**19, 32
+"""Distances of a block, which stay in the cache while bandwidths are tried, and queries of it at least."""
+MAX_RATE = 1e30
+"""Largest factor of kept distances: its product with 0 is 0 in single precision."""
 SEARCH_DETAIL = 1 / 7
 """Share of the root-mean-square distance of support points down to which kept distances resolve the bandwidth."""
 
@@ -37,10 +42,10 @@ def leave_out_posteriors(
 
 
 def mean_log_loss(
-    log_probs: torch.Tensor, log_weights: torch.Tensor | None = None, least_prob: float = ALMOST_ZERO
+    log_probs: torch.Tensor, log_weights: torch.Tensor | None = None, min_prob: float = ALMOST_ZERO
 ) -> float:
-    """Return the (weighted) mean of −log p, with p clipped at ``least_prob``."""
-    losses = -in_double(log_probs).clamp_min(log(least_prob))
+    """Return the (weighted) mean of −log p, with p clipped at ``min_prob``."""
+    losses = -in_double(log_probs).clamp_min(log(min_prob))
     if log_weights is None:
         return float(losses.mean())
     weights = in_double(log_weights).exp()
@@ -64,7 +69,7 @@ class PredictedLoss:
         Maps several bandwidths to the probabilities of the points' own classes at each, (n_predicted,).
     log_weights : (n_predicted,) tensor, optional
         Logarithms of the points' weights.
-    least_prob : float
+    min_prob : float
         Where probabilities are clipped.
     """
 
@@ -72,9 +77,9 @@ class PredictedLoss:
         self,
         own_shares: Callable[[Sequence[float]], Sequence[torch.Tensor]],
         log_weights: torch.Tensor | None = None,
-        least_prob: float = ALMOST_ZERO,
+        min_prob: float = ALMOST_ZERO,
     ) -> None:
-        self.log_weights, self.least_prob = log_weights, least_prob
+        self.log_weights, self.min_prob = log_weights, min_prob
         self._own_shares = own_shares
         self._shares: dict[float, torch.Tensor] = {}  # of each bandwidth, (n_predicted,)
 
@@ -85,7 +90,7 @@ class PredictedLoss:
     def at(self, bandwidths: Sequence[float]) -> list[float]:
         """Return the losses at several bandwidths, from one pass over the distances."""
         shares = self._computed(bandwidths)
-        return [mean_log_loss(part.log(), self.log_weights, self.least_prob) for part in shares]
+        return [mean_log_loss(part.log(), self.log_weights, self.min_prob) for part in shares]
 
     def standard_error(self, bandwidth: float) -> float:
         """Return the standard error of the loss at a bandwidth."""
@@ -120,7 +125,7 @@ class LeaveOutLoss(PredictedLoss):
         Chooses them.
     memory_budget : int
         Bytes.
-    least_prob : float
+    min_prob : float
         Where probabilities are clipped.
     """
 
@@ -133,37 +138,78 @@ class LeaveOutLoss(PredictedLoss):
         n_predicted: int | None = None,
         seed: int = 0,
         memory_budget: int = MEMORY_BUDGET,
-        least_prob: float = ALMOST_ZERO,
+        min_prob: float = ALMOST_ZERO,
     ) -> None:
         n_predicted = len(support) if n_predicted is None else n_predicted
         chosen = sampled_positions(len(support), n_predicted, seed=seed).to(support.points.device)
         rule = leave_out_rule(support, keys).select(chosen)
-        points, codes, kept = support.points[chosen], support.codes[chosen], None
+        points, codes = support.points[chosen], support.codes[chosen]
+        kept = None
         if len(support) * len(points) * points.element_size() <= memory_budget:
-            finest = SEARCH_DETAIL * sqrt(support.mean_square) or 1.0
-            kept = PreparedSupport(support, [finest], kernel).distances(points, leave_out=rule)
+            kept = KeptDistances(support, kernel, points, codes, rule)
 
         def own_shares(bandwidths: Sequence[float]) -> Sequence[torch.Tensor]:
             prepared = PreparedSupport(support, bandwidths, kernel)
-            return list(prepared.own_shares(points, codes, leave_out=rule, kept=kept))
+            return list(
+                prepared.own_shares(points, codes, leave_out=rule) if kept is None else kept.own_shares(prepared)
+            )
 
-        super().__init__(own_shares, None if support.log_weights is None else support.log_weights[chosen], least_prob)
+        super().__init__(own_shares, None if support.log_weights is None else support.log_weights[chosen], min_prob)
         self.support = support
+
+
+class KeptDistances:
+    """Distances of queries, sorted by class, to all points of a support, for the shares of their classes.
+
+    They are relative to that of the nearest point, whose value is then 1 at every bandwidth.
+    """
+
+    def __init__(
+        self, support: SortedSupport, kernel: MotherKernel, queries: torch.Tensor, codes: torch.Tensor, rule: LeaveOut
+    ) -> None:
+        prepared = PreparedSupport(support, [SEARCH_DETAIL * sqrt(support.mean_square) or 1.0], kernel)
+        left = prepared.left
+
+        def measure(block: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            placed = prepared.place(queries[block])
+            products = left @ placed.right()  # (n_support, n_query)
+            rule.select(block).hide(products, 0)
+            largest = products.amax(dim=0).clamp_min_(torch.finfo(products.dtype).min)
+            nearest = (largest + placed.half_squares).clamp_max_(0.0)
+            return products.sub_(largest).to(queries.dtype), nearest, placed.half_squares
+
+        step = max(KEPT_BLOCK // len(support), MIN_KEPT_QUERIES)
+        blocks = slices(len(queries), step)
+        self.prepared, self.codes = prepared, [codes[block] for block in blocks]
+        self.blocks = map_blocks(measure, blocks, queries.device)
+
+    def own_shares(self, wanted: PreparedSupport) -> torch.Tensor:
+        """Return p_k(q; b) of the class k of each query at other bandwidths, (n_bandwidths, n_query)."""
+        support, starts = self.prepared.support, self.prepared.support.class_starts
+        rates = [min((self.prepared.clipped[0] / bandwidth) ** 2, MAX_RATE) for bandwidth in wanted.clipped]
+        weights = self.prepared.weights
+
+        def shares(place: int) -> torch.Tensor:
+            below, nearest, half_squares = self.blocks[place]
+            codes, counts = torch.unique_consecutive(self.codes[place], return_counts=True)
+            ends = counts.cumsum(0).tolist()
+            result = below.new_empty(len(rates), below.shape[1], dtype=widest_dtype(below.device))
+            for index, rate in enumerate(rates):
+                exponents = self.prepared.relative_exponents(below, nearest, half_squares, below.new_tensor(rate))
+                values = exponents.to(below.dtype).exp2_()
+                if weights is not None:
+                    values *= weights[:, None].to(values)
+                for code, start, end in zip(codes.tolist(), [0, *ends], ends, strict=False):
+                    rows = slice(starts[code], starts[code + 1])
+                    result[index, start:end] = values[rows, start:end].sum(dim=0)
+                totals = values.sum(dim=0)
+                result[index] = torch.where(totals == 0, 1.0 / support.n_classes, result[index] / totals)
+            return result
+
+        return torch.cat(map_blocks(shares, range(len(self.blocks)), support.points.device), dim=1)
 
 
 def sampled_positions(n_points: int, n_predicted: int = MAX_PREDICTED, *, seed: int = 0) -> torch.Tensor:
     """Return the positions of at most ``n_predicted`` randomly chosen points, ascending."""
     chosen = torch.randperm(n_points, generator=torch.Generator().manual_seed(seed))[:n_predicted]
     return chosen.sort().values
-
-
-def leave_out_loss(
-    support: SortedSupport,
-    *,
-    kernel: MotherKernel = KERNELS["rbf"],
-    keys: torch.Tensor | None = None,
-    max_predicted: int = MAX_PREDICTED,
-    least_prob: float = ALMOST_ZERO,
-) -> LeaveOutLoss:
-    """Return the leave-out loss of all points or, if there are too many, of ``max_predicted`` random ones."""
-    return LeaveOutLoss(support, kernel=kernel, keys=keys, n_predicted=max_predicted, least_prob=least_prob)

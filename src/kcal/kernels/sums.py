@@ -7,25 +7,26 @@ Distances come from one matrix product of centred points and queries, in units o
 
     (z, −½‖z‖²) · (q, 1) = −½‖z − q‖² + ½‖q‖²
 
-There are two loops over it. The blocked one holds a few blocks beside the result, for any number of points and queries.
-The dense one is a single product without a branch that depends on numbers: it is exported, compiled and differentiated.
+Three loops use it. The blocked one, for log-linear kernels, holds a few blocks beside the result, for any number of
+points and queries. The exact one, for other kernels and for what each point contributes, looks for the nearest point of
+each query first, and computes values relative to it in float64. The dense one is a single product without a branch that
+depends on numbers: it is exported, compiled and differentiated, and serves few queries.
 
 Numerical policy
     Rounding moves an exponent by about ε·R·(R + r)/(d·b²), with R the radius of the support and r the distance of the
     query from its centre. Products are in float32 if this is below ``RESOLUTION`` at r = ``QUERY_RADII``·R, and in
     float64 otherwise, or if the support is, or if the profile is not log-linear. That is decided once for a support and
     its bandwidths. Where float64 does not resolve a bandwidth, only the nearest points count, as where a compact
-    kernel reaches no point. Exponentials are powers of 2 of exponents less the largest one of each query, unless all
-    exponents of a block are small. Values are summed in the precision of the support, sums of blocks in float64 if
-    there are many.
+    kernel reaches no point. Exponentials are powers of 2 of exponents less that of a near point of each query. Values
+    are summed in the precision of the support, sums of blocks in float64 if there are many.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import isclose, log, log2, sqrt
 from typing import NamedTuple
@@ -46,6 +47,8 @@ FARTHEST_QUERY = 1e15
 """Distance of queries, in units of the support's radius or the bandwidth, to which those beyond it are moved."""
 MAX_SQUARES = 6
 """Squares in a row by which a narrower kernel is made of a wider one: each doubles its relative error."""
+ROOM = 40.0
+"""Logarithm to base 2 of the largest value relative to that of a near point: sums are far below the largest number."""
 LOG2_E = 1.0 / log(2.0)
 
 SUPPORT_BLOCK = QUERY_BLOCK = 1024
@@ -53,7 +56,9 @@ SUPPORT_BLOCK = QUERY_BLOCK = 1024
 PART_BLOCKS = 32
 """Blocks of support points that one thread sums for a block of queries."""
 MAX_KEPT_NUMBERS = 4_000_000
-"""Numbers of a scaled support up to which it is kept, and of a dense product where nearest points are sought."""
+"""Numbers of a scaled support, or of weights by class, up to which they are kept."""
+MAX_DENSE_QUERIES, MAX_DENSE_NUMBERS = 8, 400_000
+"""Queries, and numbers of a product of them or of weights by class, up to which the dense product is the fastest."""
 
 
 class ClassSums(NamedTuple):
@@ -98,18 +103,6 @@ def add_sums(parts: Sequence[ClassSums]) -> ClassSums:
     return ClassSums(total, largest)
 
 
-class SupportTensors(NamedTuple):
-    """What the dense product needs of a support; constants of a trace."""
-
-    centre: torch.Tensor  # (d,), in float64
-    points: torch.Tensor  # (n_support, d), z, in the precision of the products
-    half_squares: torch.Tensor  # (n_support,), −½‖z‖²; −inf for a point of weight 0
-    codes: torch.Tensor  # (n_support,)
-    weights: torch.Tensor  # (n_support, n_classes), 0 outside the class of the point; (n_support,) if that is too large
-    rates: torch.Tensor  # (n_bandwidths,), factor of −½‖z − q‖² in the exponents
-    log_volumes: torch.Tensor  # (n_bandwidths,), log(Σ_i w_i · ∫φ_b)
-
-
 class Queries(NamedTuple):
     """Queries in the unit of length of a support."""
 
@@ -117,21 +110,112 @@ class Queries(NamedTuple):
     half_squares: torch.Tensor  # (n_query,), −½‖q‖², in float64
     stretch: torch.Tensor  # (n_query,), factor by which a query was moved towards the centre
 
+    def right(self) -> torch.Tensor:
+        """Return the right factor of the product, (d + 1, n_query)."""
+        ones = self.points.new_ones(self.points.shape[0], 1)
+        return torch.cat([self.points, ones], dim=1).T.contiguous()
+
+
+class PartSums(NamedTuple):
+    """Sums of a part of the support, relative to the exponents of one near point of each query."""
+
+    classes: slice
+    sums: torch.Tensor  # (n_bandwidths, classes of the part, n_query)
+    near: torch.Tensor  # (n_query,), product of the near point; −inf if the query sees none
+
 
 @dataclass(frozen=True, eq=False)
-class ScaledSupport:
-    """A support in the precision and the unit of length that its bandwidths need; parameters of ``PreparedSupport``."""
+class PreparedSupport:
+    """A support at fixed bandwidths: whatever does not depend on the queries is computed once.
+
+    Parameters
+    ----------
+    support : SortedSupport
+        Points sorted by class.
+    bandwidths : sequence of float
+        b, lengths.
+    kernel : MotherKernel
+        Any kernel of the table.
+    is_part : bool
+        The sums are added to those of other supports: they and their offsets are in the widest precision.
+    in_float64 : bool
+        Products are in float64, whatever the bandwidths need.
+    """
 
     support: SortedSupport
     bandwidths: Sequence[float]
-    kernel: MotherKernel
+    kernel: MotherKernel = KERNELS["rbf"]
+    is_part: bool = False
+    in_float64: bool = False
+
+    # What queries ask for
+
+    def class_sums(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> ClassSums:
+        """Return the class sums of ``queries`` (n_query, d), of the device and precision of the support."""
+        if self._takes_dense(queries):
+            return self.dense_sums(queries, leave_out=leave_out)
+        dtype = widest_dtype(queries.device) if self.is_part else queries.dtype
+        sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, len(queries), dtype=dtype)
+        offsets = queries.new_empty(len(self.bandwidths), len(queries), dtype=dtype)
+
+        def write(block: slice, found: ClassSums) -> None:
+            sums[:, :, block], offsets[:, block] = found
+
+        self._in_blocks(write, queries, leave_out)
+        return ClassSums(sums, offsets)
+
+    def posteriors(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
+        """Return p_k(q; b), (n_bandwidths, n_query, n_classes): uniform where a query sees no point at all."""
+        if self._takes_dense(queries):
+            return self.dense_sums(queries, leave_out=leave_out).posteriors()
+        result = queries.new_empty(len(self.bandwidths), len(queries), self.support.n_classes)
+
+        def write(block: slice, found: ClassSums) -> None:
+            result[:, block] = found.posteriors()
+
+        self._in_blocks(write, queries, leave_out)
+        return result
+
+    def own_shares(
+        self, queries: torch.Tensor, codes: torch.Tensor, *, leave_out: LeaveOut | None = None
+    ) -> torch.Tensor:
+        """Return p_k(q; b) of one class k of each query, (n_bandwidths, n_query), in the widest precision."""
+        result = queries.new_empty(len(self.bandwidths), len(queries), dtype=widest_dtype(queries.device))
+
+        def write(block: slice, found: ClassSums) -> None:
+            own = codes[block].to(found.sums.device).expand(len(self.bandwidths), 1, -1)
+            totals = found.sums.sum(dim=1, dtype=result.dtype)
+            shares = found.sums.gather(1, own)[:, 0] / totals
+            result[:, block] = shares.masked_fill_(totals == 0, 1.0 / self.support.n_classes)
+
+        self._in_blocks(write, queries, leave_out)
+        return result
+
+    def log_densities(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
+        """Return the log density of the support that each query sees, (n_bandwidths, n_query).
+
+        It is −inf where the kernel reaches no point.
+        """
+        sums = self.class_sums(queries, leave_out=leave_out)
+        volumes = [self.kernel.log_volume(bandwidth, self.support.dimension) for bandwidth in self.bandwidths]
+        log_weight: float | torch.Tensor = self.support.log_total_weight
+        if leave_out is not None:
+            log_weight = leave_out.log_visible_weights(self.support).to(sums.offsets)
+        return sums.log_densities(log_weight + sums.offsets.new_tensor(volumes)[:, None])
+
+    def prepare(self) -> PreparedSupport:
+        """Compute everything that does not depend on queries now, so that a trace finds constants; return self."""
+        _ = self.left, self.rate_column, self.class_weights, self.farthest
+        return self
+
+    # The support in the precision and the unit of length that its bandwidths need
 
     @cached_property
     def dtype(self) -> torch.dtype:
         """Precision of the products."""
         error = torch.finfo(self.support.points.dtype).eps * (1.0 + QUERY_RADII) * self.radius**2
         length = min(self.clipped) * sqrt(self.support.dimension)
-        is_enough = self.kernel.log_linear and error <= RESOLUTION * length**2
+        is_enough = self.kernel.log_linear and not self.in_float64 and error <= RESOLUTION * length**2
         return self.support.points.dtype if is_enough else torch.float64
 
     @cached_property
@@ -152,9 +236,19 @@ class ScaledSupport:
         return unit * sqrt(LOG2_E) if self.kernel.log_linear else unit
 
     @cached_property
+    def farthest(self) -> float:
+        """Distance from the centre, in the unit, to which queries beyond it are moved."""
+        return FARTHEST_QUERY * max(self.radius * self.unit, 1.0)
+
+    @cached_property
     def rates(self) -> list[float]:
         """Factor of −½‖z − q‖² in the exponents at each bandwidth."""
         return [(max(self.clipped) / bandwidth) ** 2 for bandwidth in self.clipped]
+
+    @cached_property
+    def rate_column(self) -> torch.Tensor:
+        """The same, (n_bandwidths, 1), in float64."""
+        return self.centre.new_tensor(self.rates)[:, None]
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
@@ -170,11 +264,6 @@ class ScaledSupport:
         return steps
 
     @cached_property
-    def log_volumes(self) -> list[float]:
-        """Logarithm of ∫φ_b at each bandwidth."""
-        return [self.kernel.log_volume(bandwidth, self.support.dimension) for bandwidth in self.bandwidths]
-
-    @cached_property
     def centre(self) -> torch.Tensor:
         """Centre of the support, (d,), in float64."""
         return in_double(self.support.centre).clone()
@@ -186,14 +275,23 @@ class ScaledSupport:
         return None if log_weights is None else in_double(log_weights).exp().to(self.support.points.dtype)
 
     @cached_property
+    def class_weights(self) -> torch.Tensor:
+        """Weights of the points, (n_support, n_classes), 0 outside their classes; (n_support, 1) if that is large."""
+        support = self.support
+        weights = (support.points.new_ones(len(support)) if self.weights is None else self.weights)[:, None]
+        if len(support) * support.n_classes > MAX_KEPT_NUMBERS:
+            return weights
+        return torch.nn.functional.one_hot(support.codes, support.n_classes).to(weights) * weights
+
+    @cached_property
     def left(self) -> torch.Tensor:
         """Left factor of the product, (n_support, d + 1)."""
         return self._left(slice(None))
 
     def left_rows(self, rows: slice) -> torch.Tensor:
-        """Return rows of the left factor; a large one is computed block by block, unless it is there."""
-        n_numbers = len(self.support) * (self.support.dimension + 1)
-        return self.left[rows] if n_numbers <= MAX_KEPT_NUMBERS or "left" in self.__dict__ else self._left(rows)
+        """Return rows of the left factor; a large one is computed part by part, unless it is there."""
+        is_small = self.support.points.numel() <= MAX_KEPT_NUMBERS
+        return self.left[rows] if is_small or "left" in self.__dict__ else self._left(rows)
 
     def _left(self, rows: slice) -> torch.Tensor:
         points = self.support.points[rows]
@@ -205,35 +303,26 @@ class ScaledSupport:
             left[:, -1].masked_fill_(torch.isneginf(self.support.log_weights[rows]).to(left.device), -torch.inf)
         return left
 
-    @cached_property
-    def tensors(self) -> SupportTensors:
-        """What the dense product needs."""
-        support, like = self.support, self.support.points
-        weights = torch.ones_like(like[:, 0]) if self.weights is None else self.weights
-        if len(support) * support.n_classes <= MAX_KEPT_NUMBERS:
-            one_hot = torch.nn.functional.one_hot(support.codes, support.n_classes)
-            weights = one_hot.to(weights) * weights[:, None]
-        log_volumes = [support.log_total_weight + volume for volume in self.log_volumes]
-        numbers = (self.centre.new_tensor(row) for row in (self.rates, log_volumes))
-        return SupportTensors(self.centre, self.left[:, :-1], self.left[:, -1], support.codes, weights, *numbers)
-
-    def place(self, queries: torch.Tensor, centre: torch.Tensor) -> Queries:
-        """Return queries in the unit, moved towards the ``centre`` if they are too far."""
-        centred = (in_double(queries) - centre) * self.unit
+    def place(self, queries: torch.Tensor) -> Queries:
+        """Return queries in the unit, moved towards the centre if they are too far."""
+        centred = (in_double(queries) - self.centre) * self.unit
         lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-        farthest = FARTHEST_QUERY * max(self.radius * self.unit, 1.0)
-        stretch = lengths.clamp_min(farthest) / farthest
+        stretch = lengths.clamp_min(self.farthest) / self.farthest
         points = (centred / stretch).to(self.dtype)
         return Queries(points, -0.5 * (lengths / stretch).square()[:, 0], stretch[:, 0])
 
-    def log_profile(self, half_squares: torch.Tensor, rate: float | torch.Tensor) -> torch.Tensor:
-        """Return log φ from −½‖z − q‖², for a kernel that is not log-linear."""
-        return self.kernel.log_profile(half_squares.clamp_max(0.0) * (-2.0 * rate), self.support.dimension)
+    # Exponents relative to that of the nearest point
 
-    def offsets(self, nearest: torch.Tensor, rates: torch.Tensor, stretch: torch.Tensor) -> torch.Tensor:
-        """Return log φ of the nearest points from −½‖z − q‖² of queries that were moved by ``stretch``."""
+    def log_profile(self, half_squares: torch.Tensor, rates: torch.Tensor) -> torch.Tensor:
+        """Return log φ from −½‖z − q‖², for a kernel that is not log-linear."""
+        return self.kernel.log_profile(half_squares.clamp_max(0.0) * (-2.0 * rates), self.support.dimension)
+
+    def offsets(self, nearest: torch.Tensor, stretch: torch.Tensor) -> torch.Tensor:
+        """Return log φ, (n_bandwidths, n_query), from −½‖z − q‖² of queries that were moved by ``stretch``."""
         nearest = nearest.clamp_max(0.0) * stretch.square()
-        return nearest * rates / LOG2_E if self.kernel.log_linear else self.log_profile(nearest, rates)
+        if self.kernel.log_linear:
+            return nearest * self.rate_column / LOG2_E
+        return self.log_profile(nearest, self.rate_column)
 
     def finest(self, half_squares: torch.Tensor) -> torch.Tensor:
         """Return the largest rates that float64 resolves for queries of these −½‖q‖²; there is no limit in float32."""
@@ -258,311 +347,131 @@ class ScaledSupport:
         relative = self.log_profile(below + nearest, rates) - torch.where(is_reached, largest, 0.0)
         return torch.where(is_reached, relative, below * finest) * LOG2_E
 
+    # The dense product
 
-class Distances(NamedTuple):
-    """−½‖z − q‖² of a support and queries, in the precision of the support, kept for other bandwidths."""
+    def _takes_dense(self, queries: torch.Tensor) -> bool:
+        """Return whether the dense product serves queries: while a graph is built, or if there are few."""
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and queries.requires_grad):
+            return True
+        n_query, n_support = queries.shape[0], len(self.support)
+        return n_query <= MAX_DENSE_QUERIES and n_support * max(n_query, self.support.n_classes) <= MAX_DENSE_NUMBERS
 
-    unit: float
-    blocks: list[torch.Tensor]  # (n_support, queries of a block); −inf where hidden
-
-
-@dataclass(frozen=True, eq=False)
-class BlockLoop:
-    """The loop over blocks of support points for one block of queries."""
-
-    scaled: ScaledSupport
-    queries: Queries
-    leave_out: LeaveOut | None
-    kept: torch.Tensor | None = None  # −½‖z − q‖², (n_support, n_query), in a unit of its own
-    kept_factor: float = 1.0
-
-    @cached_property
-    def right(self) -> torch.Tensor:
-        """Right factor of the product, (d + 1, n_query)."""
-        points = self.queries.points
-        right = points.new_ones(points.shape[1] + 1, points.shape[0])
-        right[:-1] = points.T
-        return right
-
-    @cached_property
-    def missing(self) -> torch.Tensor:
-        """What the products lack to −½‖z − q‖², (n_query,), in float64."""
-        half_squares = self.queries.half_squares
-        return half_squares if self.kept is None else torch.zeros_like(half_squares)
-
-    @cached_property
-    def is_shifted(self) -> bool:
-        """Whether values could be too small or too large for a number without a shift; a compact kernel's are not."""
-        scaled = self.scaled
-        if not scaled.kernel.log_linear:
-            return not scaled.kernel.is_compact
-        reach = scaled.radius * scaled.unit + sqrt(-2.0 * float(self.queries.half_squares.amin()))
-        room = -log2(torch.finfo(scaled.support.points.dtype).tiny) / 3.0
-        return not 0.5 * reach**2 * max(scaled.rates) < room
-
-    def shifts(self, top: torch.Tensor) -> torch.Tensor:
-        """Return log₂ φ at the largest product of each query, (n_bandwidths, n_query)."""
-        if not self.is_shifted:
-            return top.new_zeros(len(self.scaled.rates), len(top))
-        rates = top.new_tensor(self.scaled.rates)[:, None]
-        if self.scaled.kernel.log_linear:
-            return top * rates
-        shifts = self.scaled.log_profile(top + self.missing, rates) * LOG2_E
-        return torch.where(shifts > -0.5 * FARTHEST, shifts, 0.0)
-
-    def sums(self, part: slice, *, wide: bool) -> tuple[slice, torch.Tensor, torch.Tensor]:
-        """Return the classes of some support points, their sums (``wide`` for float64), and the largest products.
-
-        Sums are (n_bandwidths, n_classes, n_query) and relative to the ``shifts`` of these products.
-        """
-        support, n_query = self.scaled.support, self.right.shape[1]
-        classes = class_range(support, part)
-        shape = len(self.scaled.rates), classes.stop - classes.start, n_query
-        dtype = widest_dtype(self.right.device) if wide else support.points.dtype
-        total = self.right.new_zeros(shape, dtype=dtype)
-        top = self.right.new_full((n_query,), torch.finfo(self.right.dtype).min if self.is_shifted else 0.0)
-        step = SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1)
-        buffer = self.right.new_empty(min(step, part.stop - part.start), n_query)
-        for rows in slices(part.stop, step, part.start):
-            block = self.products(rows, buffer[: rows.stop - rows.start])
-            if self.is_shifted:
-                before, top = top, torch.maximum(top, block.amax(dim=0))
-                if rows.start > part.start:
-                    total *= (self.shifts(before) - self.shifts(top)).clamp_max_(0.0).exp2_()[:, None].to(dtype)
-            inside = class_range(support, rows)
-            place = slice(inside.start - classes.start, inside.stop - classes.start)
-            for index, values in self._values(block, top):
-                total[index, place] += self._by_class(values, rows, inside)
-        return classes, total, top
-
-    def products(self, rows: slice, out: torch.Tensor) -> torch.Tensor:
-        """Return −½‖z − q‖² less what is ``missing``, (n_rows, n_query), in ``out``; −inf where hidden."""
-        if self.kept is not None:
-            return torch.mul(self.kept[rows], self.kept_factor, out=out)
-        block = torch.mm(self.scaled.left_rows(rows), self.right, out=out)
-        if self.leave_out is not None:
-            self.leave_out.hide(block, rows.start)
-        return block
-
-    def _values(self, block: torch.Tensor, top: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the index of each bandwidth with its kernel values, which the next ones overwrite."""
-        scaled, dtype = self.scaled, self.scaled.support.points.dtype
-        if not scaled.kernel.log_linear:
-            block.add_(self.missing)
-            for index, shift in enumerate(self.shifts(top)):
-                exponents = scaled.log_profile(block, scaled.rates[index]).mul_(LOG2_E)
-                yield index, exponents.sub_(shift).to(dtype).exp2_()
-            return
-        if self.is_shifted:
-            block.sub_(top)
-        if len(scaled.rates) == 1:
-            yield 0, block.to(dtype).exp2_()
-            return
-        values = torch.empty_like(block, dtype=dtype)
-        for index, squares in scaled.steps:
-            if squares == 0:
-                torch.mul(block, scaled.rates[index], out=values).exp2_()
-            for _ in range(squares):
-                values.square_()
-            yield index, values
-
-    def _by_class(self, values: torch.Tensor, rows: slice, classes: slice) -> torch.Tensor:
-        """Return Σ w_i·values_i of each of the classes of the support points ``rows``."""
-        codes, n_classes = self.scaled.support.codes[rows].to(values.device), classes.stop - classes.start
-        weights = None if self.scaled.weights is None else self.scaled.weights[rows, None].to(values)
-        if values.device.type == "cpu":
-            sums = values.new_zeros(n_classes, values.shape[1])
-            return sums.index_add_(0, codes - classes.start, values if weights is None else values * weights)
-        one_hot = torch.nn.functional.one_hot(codes - classes.start, n_classes).to(values)
-        return (one_hot if weights is None else one_hot * weights).T @ values  # index_add_ is not deterministic there
-
-
-@dataclass(frozen=True, eq=False)
-class PreparedSupport:
-    """A support at fixed bandwidths: whatever does not depend on the queries is computed once.
-
-    Parameters
-    ----------
-    support : SortedSupport
-        Points sorted by class.
-    bandwidths : sequence of float
-        b, lengths.
-    kernel : MotherKernel
-        Any kernel of the table.
-    is_part : bool
-        The sums are added to those of other supports: they and their offsets are in the widest precision.
-    """
-
-    support: SortedSupport
-    bandwidths: Sequence[float]
-    kernel: MotherKernel = KERNELS["rbf"]
-    is_part: bool = False
-
-    @cached_property
-    def scaled(self) -> ScaledSupport:
-        """The support in the precision and unit of the bandwidths."""
-        return ScaledSupport(self.support, self.bandwidths, self.kernel)
-
-    def prepare(self) -> PreparedSupport:
-        """Compute everything that does not depend on queries now, so that a trace finds constants; return self."""
-        _ = self.scaled.tensors, self.scaled.radius
-        return self
-
-    def class_sums(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> ClassSums:
-        """Return the class sums of ``queries`` (n_query, d), of the device and precision of the support."""
-        if _needs_dense(queries):
-            return self.dense_sums(queries, leave_out=leave_out)
-        dtype = widest_dtype(queries.device) if self.is_part else queries.dtype
-        sums = queries.new_empty(len(self.bandwidths), self.support.n_classes, len(queries), dtype=dtype)
-        offsets = queries.new_empty(len(self.bandwidths), len(queries), dtype=dtype)
-
-        def write(block: slice, found: ClassSums) -> None:
-            sums[:, :, block], offsets[:, block] = found
-
-        self._in_blocks(write, queries, leave_out)
-        return ClassSums(sums, offsets)
-
-    def posteriors(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
-        """Return p_k(q; b), (n_bandwidths, n_query, n_classes): uniform where a query sees no point at all."""
-        if _needs_dense(queries):
-            return self.dense_sums(queries, leave_out=leave_out).posteriors()
-        result = queries.new_empty(len(self.bandwidths), len(queries), self.support.n_classes)
-
-        def write(block: slice, found: ClassSums) -> None:
-            result[:, block] = found.posteriors()
-
-        self._in_blocks(write, queries, leave_out)
-        return result
-
-    def own_shares(
-        self,
-        queries: torch.Tensor,
-        codes: torch.Tensor,
-        *,
-        leave_out: LeaveOut | None = None,
-        kept: Distances | None = None,
-    ) -> torch.Tensor:
-        """Return p_k(q; b) of one class k of each query, (n_bandwidths, n_query); ``kept`` are their distances."""
-        result = queries.new_empty(len(self.bandwidths), len(queries), dtype=widest_dtype(queries.device))
-
-        def write(block: slice, found: ClassSums) -> None:
-            own = codes[block].to(found.sums.device).expand(len(self.bandwidths), 1, -1)
-            totals = found.sums.sum(dim=1, dtype=result.dtype)
-            shares = found.sums.gather(1, own)[:, 0] / totals
-            result[:, block] = shares.masked_fill_(totals == 0, 1.0 / self.support.n_classes)
-
-        self._in_blocks(write, queries, leave_out, kept)
-        return result
-
-    def log_densities(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> torch.Tensor:
-        """Return the log density of the support that each query sees, (n_bandwidths, n_query).
-
-        It is −inf where the kernel reaches no point.
-        """
-        sums = self.class_sums(queries, leave_out=leave_out)
-        log_weight: float | torch.Tensor = self.support.log_total_weight
-        if leave_out is not None:
-            log_weight = leave_out.log_visible_weights(self.support).to(sums.offsets)
-        return sums.log_densities(log_weight + sums.offsets.new_tensor(self.scaled.log_volumes)[:, None])
-
-    def distances(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> Distances:
-        """Return the distances of all points and queries, to be used at other bandwidths too."""
-        scaled, rows = self.scaled, slice(0, len(self.support))
-        _ = scaled.centre, scaled.left
-
-        def compute(block: slice) -> torch.Tensor:
-            loop = BlockLoop(scaled, scaled.place(queries[block], scaled.centre), _select(leave_out, block))
-            products = loop.products(rows, scaled.left.new_empty(rows.stop, block.stop - block.start))
-            return products.add_(loop.missing).clamp_max_(0.0).to(queries.dtype)
-
-        return Distances(scaled.unit, map_blocks(compute, slices(len(queries), QUERY_BLOCK), queries.device))
-
-    def dense_sums(
-        self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None, tensors: SupportTensors | None = None
-    ) -> ClassSums:
-        """Return the class sums from one product of all points and queries; ``tensors`` default to the support's."""
-        scaled, tensors = self.scaled, self.scaled.tensors if tensors is None else tensors
-        placed = scaled.place(queries, tensors.centre)
-        products = torch.addmm(tensors.half_squares, placed.points, tensors.points.T)  # (n_query, n_support)
+    def dense_sums(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> ClassSums:
+        """Return the class sums from one product of all points and queries."""
+        placed = self.place(queries)
+        products = torch.addmm(self.left[:, -1], placed.points, self.left[:, :-1].T)  # (n_query, n_support)
         if leave_out is not None:
             hidden = leave_out.query_keys[:, None] == leave_out.support_keys[None, :]
             products = products.masked_fill(hidden.to(products.device), -torch.inf)
         largest = products.amax(dim=1, keepdim=True).clamp_min(torch.finfo(products.dtype).min)
         below, half_squares = products - largest, placed.half_squares[:, None]
         nearest = (largest + half_squares).clamp_max(0.0)  # in float64
-        rates = tensors.rates[:, None, None].to(below.dtype)
-        exponents = scaled.relative_exponents(below, nearest, half_squares, rates)
-        values = exponents.to(tensors.weights.dtype).exp2()  # (n_bandwidths, n_query, n_support)
-        if tensors.weights.ndim == 2:
-            sums = values @ tensors.weights
+        rates = self.rate_column[:, :, None].to(below.dtype)
+        exponents = self.relative_exponents(below, nearest, half_squares, rates)
+        values = exponents.to(self.class_weights.dtype).exp2()  # (n_bandwidths, n_query, n_support)
+        if self.class_weights.shape[1] == self.support.n_classes:
+            sums = values @ self.class_weights
         else:
             sums = values.new_zeros(*values.shape[:2], self.support.n_classes)
-            sums = sums.scatter_add(2, tensors.codes.expand(values.shape), values * tensors.weights)
-        offsets = scaled.offsets(nearest[:, 0], tensors.rates[:, None], placed.stretch)
+            sums = sums.scatter_add(2, self.support.codes.expand(values.shape), values * self.class_weights[:, 0])
+        offsets = self.offsets(nearest[:, 0], placed.stretch).masked_fill(sums.sum(dim=2) == 0, -torch.inf)
         return ClassSums(sums.transpose(1, 2), offsets.to(offsets.dtype if self.is_part else sums.dtype))
 
+    # The loop over blocks
+
     def _in_blocks(
-        self,
-        write: Callable[[slice, ClassSums], None],
-        queries: torch.Tensor,
-        leave_out: LeaveOut | None,
-        kept: Distances | None = None,
+        self, write: Callable[[slice, ClassSums], None], queries: torch.Tensor, leave_out: LeaveOut | None
     ) -> None:
         """Call ``write`` with the class sums of each block of queries; threads share the queries or the points."""
-        scaled, blocks = self.scaled, slices(len(queries), QUERY_BLOCK)
+        device, blocks = queries.device, slices(len(queries), QUERY_BLOCK)
         parts = slices(len(self.support), PART_BLOCKS * SUPPORT_BLOCK)
-        map_blocks(scaled.left_rows, [slice(0, 1)], queries.device)  # once, not by each thread
-        by_points = len(parts) > len(blocks)
+        by_points = self.kernel.log_linear and len(parts) > len(blocks)
+        _ = self.left_rows(slice(0, 1)), self.centre  # a small left factor is computed once, not by each thread
 
-        def compute(place: int) -> None:
-            points, rule = queries[blocks[place]], _select(leave_out, blocks[place])
-            loop = BlockLoop(scaled, scaled.place(points, scaled.centre), rule)
-            if kept is not None:
-                loop = replace(loop, kept=kept.blocks[place], kept_factor=(scaled.unit / kept.unit) ** 2)
-
-            def part_sums(part: slice) -> tuple[slice, torch.Tensor, torch.Tensor]:
-                return loop.sums(part, wide=self.is_part or len(parts) > 1)
-
-            found = map_blocks(part_sums, parts, points.device) if by_points else [part_sums(part) for part in parts]
-            write(blocks[place], self._added(loop, found, points))
+        def compute(block: slice) -> None:
+            points, rule = queries[block], _select(leave_out, block)
+            if not self.kernel.log_linear:
+                write(block, Contributions(self, points, rule).class_sums())
+                return
+            placed = self.place(points)
+            part_sums = partial(self._part_sums, placed=placed, leave_out=rule, wide=self.is_part or len(parts) > 1)
+            sums = self._added(map_blocks(part_sums, parts, device) if by_points else map(part_sums, parts), placed)
+            unresolved = (max(self.rates) > self.finest(placed.half_squares)).nonzero().squeeze(1)
+            if len(unresolved):
+                index = unresolved.to(device)
+                exact = Contributions(self, points[index], _select(rule, index)).class_sums()
+                sums.sums[:, :, unresolved], sums.offsets[:, unresolved] = exact.sums.to(sums.sums), exact.offsets
+            write(block, sums)
 
         if by_points:
-            for place in range(len(blocks)):
-                compute(place)
+            for block in blocks:
+                compute(block)
         else:
-            map_blocks(compute, range(len(blocks)), queries.device)
+            map_blocks(compute, blocks, device)
 
-    def _added(
-        self, loop: BlockLoop, found: list[tuple[slice, torch.Tensor, torch.Tensor]], points: torch.Tensor
-    ) -> ClassSums:
-        """Return the class sums of a block of queries, ``points``, from those of parts of the support."""
-        top = torch.stack([part_top for _, _, part_top in found]).amax(dim=0)
-        like = found[0][1]
-        sums = like.new_zeros(like.shape[0], self.support.n_classes, like.shape[2])
-        for classes, part, part_top in found:
-            sums[:, classes] += (
-                part
-                if len(found) == 1
-                else part * (loop.shifts(part_top) - loop.shifts(top)).clamp_max_(0.0).exp2_()[:, None]
-            )
-        rates = loop.missing.new_tensor(self.scaled.rates)[:, None]
-        offsets = self.scaled.offsets(top + loop.missing, rates, loop.queries.stretch)
-        if self.kernel.is_compact:
-            offsets.zero_()
-        unreached = (sums.sum(dim=1) == 0) | (rates > self.scaled.finest(loop.queries.half_squares))
-        index = unreached.any(dim=0).nonzero().squeeze(1)
-        for some in torch.split(index, max(MAX_KEPT_NUMBERS // len(self.support), 1)):  # the nearest points decide
-            nearest = self.dense_sums(points[some.to(points.device)], leave_out=_select(loop.leave_out, some))
-            there = unreached[:, some]
-            sums[:, :, some] = torch.where(there[:, None], nearest.sums.to(sums), sums[:, :, some])
-            offsets[:, some] = torch.where(there, nearest.offsets.to(offsets), offsets[:, some])
-        offsets.masked_fill_(sums.sum(dim=1) == 0, -torch.inf)
-        return ClassSums(sums, offsets)
+    def _part_sums(self, part: slice, *, placed: Queries, leave_out: LeaveOut | None, wide: bool) -> PartSums:
+        """Return the sums of the support points ``part``, of a log-linear kernel; ``wide`` for float64.
 
+        The near point of a query is the nearest of the first block in which it sees any; a later one that is so much
+        nearer that its value could be too large takes its place.
+        """
+        left, right, narrowest = self.left_rows(part), placed.right(), max(self.rates)
+        classes, n_query = class_range(self.support, part), right.shape[1]
+        dtype = widest_dtype(right.device) if wide else self.support.points.dtype
+        total = right.new_zeros(len(self.rates), classes.stop - classes.start, n_query, dtype=dtype)
+        near = right.new_full((n_query,), -torch.inf)
+        for rows in slices(len(left), SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1)):
+            shift = near.nan_to_num(neginf=0.0)
+            block = torch.addmm(-shift, left[rows], right)
+            if leave_out is not None:
+                leave_out.hide(block, part.start + rows.start)
+            largest = block.amax(dim=0)
+            is_new = (largest * narrowest > ROOM) | (torch.isneginf(near) & (largest > -torch.inf))
+            if is_new.any():
+                rise = torch.where(is_new, largest, 0.0)
+                near = torch.where(is_new, shift + rise, near)
+                block.sub_(rise)
+                if rows.start > 0:
+                    total *= (-rise * self.rate_column[:, :, None].to(rise)).clamp_max_(0.0).exp2_().to(total)
+            self._add_values(total, block, slice(part.start + rows.start, part.start + rows.stop), classes.start)
+        return PartSums(classes, total, near)
 
-def _needs_dense(queries: torch.Tensor) -> bool:
-    """Return whether sums are traced or differentiated."""
-    return torch.compiler.is_compiling() or (torch.is_grad_enabled() and queries.requires_grad)
+    def _add_values(self, total: torch.Tensor, exponents: torch.Tensor, rows: slice, first_class: int) -> None:
+        """Add the values of the support points ``rows`` to the sums of the classes from ``first_class`` on."""
+        inside, dtype = class_range(self.support, rows), self.support.points.dtype
+        codes = self.support.codes[rows].to(exponents.device) - inside.start
+        some = total[:, inside.start - first_class : inside.stop - first_class]
+        weights = None if self.weights is None else self.weights[rows, None].to(exponents.device)
+        values = exponents.to(dtype) if len(self.steps) == 1 else torch.empty_like(exponents, dtype=dtype)
+        for index, squares in self.steps:
+            if squares == 0:
+                scaled = values if len(self.steps) == 1 else torch.mul(exponents, self.rates[index], out=values)
+                scaled.exp2_()
+            for _ in range(squares):
+                values.square_()
+            weighted = values if weights is None else values * weights
+            if values.device.type == "cpu":
+                some[index] += values.new_zeros(some.shape[1:]).index_add_(0, codes, weighted)
+            else:  # index_add_ is not deterministic there
+                some[index] += torch.nn.functional.one_hot(codes, some.shape[1]).to(values).T @ weighted
+
+    def _added(self, parts: Iterable[PartSums], placed: Queries) -> ClassSums:
+        """Return the class sums of queries from those of the parts of the support."""
+        found = list(parts)
+        near = torch.stack([part.near for part in found]).amax(dim=0).clamp_min(torch.finfo(self.dtype).min)
+        sums = found[0].sums
+        if sums.shape[1] < self.support.n_classes or len(found) > 1:
+            rates = self.rate_column[:, :, None].to(near)
+            sums = sums.new_zeros(len(self.rates), self.support.n_classes, len(near))
+            for part in found:
+                sums[:, part.classes] += part.sums * ((part.near - near) * rates).exp2_()
+        offsets = self.offsets(near + placed.half_squares, placed.stretch)
+        return ClassSums(sums, offsets.masked_fill_(sums.sum(dim=1) == 0, -torch.inf))
+
+    @cached_property
+    def exact(self) -> PreparedSupport:
+        """The same with products in float64."""
+        return self if self.dtype == torch.float64 else replace(self, in_float64=True)
 
 
 def _select(leave_out: LeaveOut | None, queries: torch.Tensor | slice) -> LeaveOut | None:
@@ -609,11 +518,12 @@ class Contributions:
     """What each support point contributes to the class sums of a block of ``queries``, (n_query, d), in float64.
 
     v_i(q; b) = w_i·φ(‖z_i − q‖² / (d·b²)), relative to that of the nearest point. Values are computed again for each
-    pass, because the matrix of all points and queries is never held.
+    pass, because the matrix of all points and queries is never held. ``leave_out`` are points that queries do not see.
     """
 
     prepared: PreparedSupport
     queries: torch.Tensor
+    leave_out: LeaveOut | None = None
 
     def class_sums(self) -> ClassSums:
         """Return the class sums of the queries, (n_bandwidths, n_classes, n_query)."""
@@ -621,16 +531,17 @@ class Contributions:
         sums = self._nearest.new_zeros(len(self.prepared.bandwidths), support.n_classes, len(self.queries))
         for block in self.blocks():
             sums.index_add_(1, support.codes[block.rows].to(sums.device), block.values)
-        rates = self._nearest.new_tensor(self._double.rates)[:, None]
-        return ClassSums(sums, self._double.offsets(self._nearest, rates, self._loop.queries.stretch))
+        offsets = self.prepared.exact.offsets(self._nearest, self._placed.stretch)
+        return ClassSums(sums, offsets.masked_fill_(sums.sum(dim=1) == 0, -torch.inf))
 
     def blocks(self) -> Iterator[ValueBlock]:
         """Yield all support points in blocks, which depend on the numbers of points and queries only."""
-        double, weights, rates = self._double, self._double.weights, self._nearest.new_tensor(self._double.rates)
-        nearest, half_squares = self._nearest, self._loop.queries.half_squares
+        exact, weights = self.prepared.exact, self.prepared.weights
         for rows, products in self._products():
             below = products - self._largest
-            exponents = double.relative_exponents(below, nearest, half_squares, rates[:, None, None])
+            exponents = exact.relative_exponents(
+                below, self._nearest, self._placed.half_squares, exact.rate_column[:, :, None]
+            )
             values = exponents.exp2_()
             yield ValueBlock(rows, below, values if weights is None else values * weights[rows, None].to(values))
 
@@ -641,29 +552,28 @@ class Contributions:
         return distances
 
     def _products(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        right = self._placed.right()
         step = SUPPORT_BLOCK * min(max(QUERY_BLOCK // max(len(self.queries), 1), 1), PART_BLOCKS)
         for rows in slices(len(self.prepared.support), step):
-            out = self._loop.right.new_empty(rows.stop - rows.start, len(self.queries))
-            yield rows, self._loop.products(rows, out)
+            block = self.prepared.exact.left_rows(rows) @ right
+            if self.leave_out is not None:
+                self.leave_out.hide(block, rows.start)
+            yield rows, block
 
     @cached_property
-    def _double(self) -> ScaledSupport:
-        prepared = self.prepared
-        return ScaledSupport(prepared.support.to(dtype=torch.float64), prepared.bandwidths, prepared.kernel)
-
-    @cached_property
-    def _loop(self) -> BlockLoop:
-        return BlockLoop(self._double, self._double.place(self.queries, self._double.centre), None)
+    def _placed(self) -> Queries:
+        return self.prepared.exact.place(self.queries)
 
     @cached_property
     def _largest(self) -> torch.Tensor:
         """Largest product of each query, (n_query,)."""
-        return torch.stack([products.amax(dim=0) for _, products in self._products()]).amax(dim=0)
+        largest = torch.stack([products.amax(dim=0) for _, products in self._products()]).amax(dim=0)
+        return largest.clamp_min(torch.finfo(torch.float64).min)  # −inf if a query sees no point
 
     @cached_property
     def _nearest(self) -> torch.Tensor:
         """−½‖z − q‖² of the nearest point, (n_query,)."""
-        return (self._largest + self._loop.queries.half_squares).clamp_max(0.0)
+        return (self._largest + self._placed.half_squares).clamp_max(0.0)
 
 
 def largest_contributions(

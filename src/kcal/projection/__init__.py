@@ -3,7 +3,6 @@
 from kcal.projection.modules import (
     ARCHITECTURES,
     OWN_MODULE,
-    START_SPREAD,
     UNTRAINED,
     LinearProjection,
     SkipProjection,
@@ -39,7 +38,6 @@ __all__ = [
     "ARCHITECTURES",
     "OWN_MODULE",
     "RECIPES",
-    "START_SPREAD",
     "UNTRAINED",
     "FastRecipe",
     "FoundProjection",

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from kcal.errors import InvalidInputError
+from kcal.kernels import START_SPREAD
 from kcal.threads import map_blocks
 from kcal.validation import check_integer, shown
 
 ROWS_AT_ONCE = 16_384
 FEW_ROWS = 64
 """Rows that are projected at once, without threads."""
-START_SPREAD = 40.0
-"""Mean squared distance per dimension at the start; the best bandwidth is then near 1 on real networks."""
 MAX_DIMENSION = 16_384
 SAME_POINT = 1e-3
 """Relative difference up to which projected points are the same: rounding must not decide."""
@@ -130,6 +129,7 @@ OWN_MODULE = "module"
 UNTRAINED: dict[str, type[nn.Module]] = {"identity": nn.Identity, "unit": UnitLength}
 """Projections without parameters."""
 ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}
+BUILT_IN = ARCHITECTURES | UNTRAINED
 
 
 @contextmanager
@@ -147,13 +147,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 def check_projection(projection: Any) -> None:
     """Raise if ``projection`` is not a name, a TrainedProjection (recognised by its checkpoints) or an nn.Module."""
-    names = (*ARCHITECTURES, *UNTRAINED)
-    if isinstance(projection, str):
-        valid = projection in names
-    else:
-        valid = isinstance(projection, nn.Module) or isinstance(getattr(projection, "checkpoints", None), tuple)
-    if not valid:
-        expected = f"must be {', '.join(map(repr, names))}, a TrainedProjection or an nn.Module"
+    is_own = isinstance(projection, nn.Module) or isinstance(getattr(projection, "checkpoints", None), tuple)
+    if not is_own and not (isinstance(projection, str) and projection in BUILT_IN):
+        expected = f"must be {', '.join(map(repr, BUILT_IN))}, a TrainedProjection or an nn.Module"
         raise InvalidInputError("projection", expected, got=shown(projection))
 
 
@@ -164,25 +160,22 @@ def needs_training(projection: Any) -> bool:
     return isinstance(projection, str) and projection not in UNTRAINED
 
 
-def build_projection(name: str, n_features: int, dimension: int, seed: int) -> nn.Module:
+def build_projection(name: str, n_features: int, dimension: int, seed: int = 0) -> nn.Module:
     """Return a built-in projection with weights drawn from ``seed``; the global generator is not changed."""
-    if name not in ARCHITECTURES:
-        raise InvalidInputError("projection", f"must be one of {', '.join(map(repr, ARCHITECTURES))}", got=shown(name))
+    if name not in BUILT_IN:
+        raise InvalidInputError("projection", f"must be one of {', '.join(map(repr, BUILT_IN))}", got=shown(name))
     with seeded(seed):
-        return ARCHITECTURES[name](n_features, dimension)
+        return UNTRAINED[name]() if name in UNTRAINED else ARCHITECTURES[name](n_features, dimension)
 
 
 def architecture_of(module: nn.Module) -> str:
     """Return the name of the architecture of a projection: one of kcal's, or "module" for one of the caller's own."""
-    kinds = UNTRAINED | ARCHITECTURES
-    return next((name for name, kind in kinds.items() if type(module) is kind), OWN_MODULE)
+    return next((name for name, kind in BUILT_IN.items() if type(module) is kind), OWN_MODULE)
 
 
 def new_projection(name: str, n_features: int, dimension: int, dtype: str) -> nn.Module:
     """Return a frozen projection of an architecture of kcal, to be filled with the tensors of another one."""
-    if name not in UNTRAINED and name not in ARCHITECTURES:
-        raise InvalidInputError("projection", f"must be one of {', '.join(UNTRAINED | ARCHITECTURES)}", got=repr(name))
-    module = UNTRAINED[name]() if name in UNTRAINED else build_projection(name, n_features, dimension, seed=0)
+    module = build_projection(name, n_features, dimension)
     return module.to(getattr(torch, dtype)).eval().requires_grad_(False)
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from math import cos, pi
 from typing import Any, Self
 
 from kcal.errors import InvalidInputError
-from kcal.projection.modules import MAX_DIMENSION
-from kcal.validation import check_choice, check_integer, check_number, checked_parameters, parameter, shown
+from kcal.validation import check_choice, check_integer, check_number, shown
 
 FEATURES_OF_A_DIRECTION = 16
 """From this number of features on, embeddings are divided by their length."""
 LARGEST = 1e12
 """Bound of rates, decays and bandwidths."""
-MAX_STEPS, MAX_SAMPLES = 10**7, 10**5
+MAX_COUNT = 10**7
+"""Bound of numbers of steps, samples and dimensions."""
 AUTO_PASSES, MIN_AUTO_STEPS, MAX_AUTO_STEPS = 40, 20, 400
 """Passes over the training set, and bounds of the steps, of ``steps="auto"``."""
 USUAL_DIMENSION, MANY_CLASSES_DIMENSION, MANY_CLASSES = 32, 128, 1_000
@@ -32,37 +33,48 @@ PUBLISHED_CHANGES: dict[str, dict[str, Any]] = {
 """Numbers of the paper's recipe that differ from its defaults, by data set."""
 
 
-def integer(default: int, minimum: int, maximum: int) -> Any:
-    """Declare an integer within bounds."""
-    return parameter(default, check_integer, minimum=minimum, maximum=maximum)
+def _one_of(*choices: object) -> Callable[[Any, str], object]:
+    """Return a check for one of several values: 1 is not True."""
+
+    def check(value: Any, name: str) -> object:
+        if any(type(value) is type(choice) and value == choice for choice in choices):
+            return value
+        raise InvalidInputError(name, f"must be one of {', '.join(map(repr, choices))}", got=shown(value))
+
+    return check
 
 
-def number(default: float, maximum: float = LARGEST, *, positive: bool = False) -> Any:
-    """Declare a number from 0 to ``maximum``, or with ``positive`` strictly between them."""
-    return parameter(default, check_number, minimum=0, maximum=maximum, exclusive=positive)
+_positive = partial(check_number, minimum=0, maximum=LARGEST, exclusive=True)
+_from_zero = partial(check_number, minimum=0, maximum=LARGEST)
+_count = partial(check_integer, minimum=1, maximum=MAX_COUNT)
+CHECKS: dict[str, Callable[[Any, str], object]] = {
+    **dict.fromkeys(("learning_rate", "bandwidth"), _positive),
+    **dict.fromkeys(("least_learning_rate", "weight_decay"), _from_zero),
+    **dict.fromkeys(("epochs", "batches_per_epoch", "predictions", "background_per_class"), _count),
+    **dict.fromkeys(("steps", "batch_size", "largest_dimension"), _count),
+    "checkpoints": partial(check_integer, minimum=1, maximum=64),
+    "patience": partial(check_integer, minimum=0, maximum=MAX_COUNT),
+    "factor": partial(check_number, minimum=0, maximum=1, exclusive=True),
+    "warm_up": partial(check_number, minimum=0, maximum=0.99),
+    "monitor": _one_of("calibration", "training"),
+    "start": _one_of("pca", "random"),
+    "unit_length": _one_of("auto", True, False),
+    "select": _one_of("calibration", "last"),
+    "sampling": _one_of("equal", "proportional"),
+    "class_weights": _one_of(None, "balanced"),
+}
+"""The check of every number of a recipe; a default, such as "auto", needs none."""
 
 
-def option(*choices: object) -> Any:
-    """Declare one of several values, the first by default."""
-    return parameter(choices[0], _check_option, choices=choices)
-
-
-def _check_option(value: Any, name: str, choices: tuple[object, ...]) -> object:
-    if any(isinstance(value, type(choice)) and value == choice for choice in choices):
-        return value
-    raise InvalidInputError(name, f"must be one of {', '.join(map(repr, choices))}", got=shown(value))
-
-
-class CheckedFields:
-    """Base of the recipes: every field is checked, and numpy's numbers become Python's."""
-
-    def __post_init__(self) -> None:
-        for name, value in checked_parameters(self).items():
-            object.__setattr__(self, name, value)
+def _check(recipe: Any) -> None:
+    for entry in fields(recipe):
+        value = getattr(recipe, entry.name)
+        if type(value) is not type(entry.default) or value != entry.default:
+            object.__setattr__(recipe, entry.name, CHECKS[entry.name](value, entry.name))
 
 
 @dataclass(frozen=True)
-class PaperRecipe(CheckedFields):
+class PaperRecipe:
     """The paper's training: plain SGD, halved on a plateau, the last weights kept.
 
     Every step predicts ``predictions`` samples from a background of ``background_per_class`` samples of each class.
@@ -79,17 +91,20 @@ class PaperRecipe(CheckedFields):
     sets share one training, as in the benchmark, the training loss is monitored.
     """
 
-    learning_rate: float = number(4e-4, positive=True)
-    epochs: int = integer(100, 1, MAX_STEPS)
-    batches_per_epoch: int = integer(5000, 1, MAX_STEPS)
-    predictions: int = integer(64, 1, MAX_SAMPLES)
-    background_per_class: int = integer(20, 1, MAX_SAMPLES)
-    bandwidth: float = number(1.0, positive=True)
-    factor: float = number(0.5, 1.0, positive=True)
-    patience: int = integer(10, 0, MAX_STEPS)
-    least_learning_rate: float = number(1e-5)
-    monitor: str = option("calibration", "training")
-    largest_dimension: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_DIMENSION)
+    learning_rate: float = 4e-4
+    epochs: int = 100
+    batches_per_epoch: int = 5000
+    predictions: int = 64
+    background_per_class: int = 20
+    bandwidth: float = 1.0
+    factor: float = 0.5
+    patience: int = 10
+    least_learning_rate: float = 1e-5
+    monitor: str = "calibration"
+    largest_dimension: int | str = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     def dimension_limit(self, n_classes: int) -> int:
         """Return the largest d of a dimension of "auto"."""
@@ -107,7 +122,7 @@ class PaperRecipe(CheckedFields):
 
 
 @dataclass(frozen=True)
-class FastRecipe(CheckedFields):
+class FastRecipe:
     """The same objective in a small fraction of the time.
 
     One stratified batch is prediction and background at once: each sample is predicted from all the others, so that
@@ -130,19 +145,22 @@ class FastRecipe(CheckedFields):
     ``class_weights="balanced"`` gives every class the same weight in that loss.
     """
 
-    steps: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_STEPS)
-    batch_size: int = integer(1000, 1, MAX_SAMPLES)
-    learning_rate: float = number(5e-3, positive=True)
-    weight_decay: float = number(1e-2)
-    warm_up: float = number(0.2, 0.99)
-    bandwidth: float = number(1.0, positive=True)
-    start: str = option("pca", "random")
-    unit_length: bool | str = option("auto", True, False)
-    checkpoints: int = integer(7, 1, 64)
-    select: str = option("calibration", "last")
-    sampling: str = option("equal", "proportional")
-    largest_dimension: int = integer(128, 1, MAX_DIMENSION)
-    class_weights: str | None = option(None, "balanced")
+    steps: int | str = "auto"
+    batch_size: int = 1000
+    learning_rate: float = 5e-3
+    weight_decay: float = 1e-2
+    warm_up: float = 0.2
+    bandwidth: float = 1.0
+    start: str = "pca"
+    unit_length: bool | str = "auto"
+    checkpoints: int = 7
+    select: str = "calibration"
+    sampling: str = "equal"
+    largest_dimension: int = 128
+    class_weights: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     def dimension_limit(self, n_classes: int) -> int:
         """Return the largest d of a dimension of "auto", whatever the number of classes."""

@@ -24,7 +24,6 @@ from torch import nn
 from kcal.errors import InvalidInputError
 from kcal.modes import with_gradients
 from kcal.progress import progress_bar
-from kcal.projection.episodes import PaperEpisodes, StratifiedBatches
 from kcal.projection.modules import (
     UNTRAINED,
     NormalisedReduction,
@@ -40,9 +39,14 @@ from kcal.validation import check_matrix, check_seed, row_fingerprints
 
 Loss = Callable[[nn.Module], float]
 Backward = Callable[[torch.Tensor], None]
+Index = NDArray[np.int64]
 
 PATIENCE = 3
 """Checkpoints without a lower loss after which a training ends; their steps double."""
+SPARE_DRAWS = 12
+"""Draws beyond m for each class, so that a class rarely has too few distinct ones."""
+DRAWN_AT_ONCE, MAX_STEPS_AT_ONCE = 200_000, 256
+"""Background samples, and steps, that are drawn at a time."""
 
 
 @dataclass(frozen=True)
@@ -246,27 +250,16 @@ def _train_fast(
 ) -> Generator[Checkpoint]:
     """Train by batches in which every sample is predicted from all the others."""
     embeddings, steps = samples.embeddings, recipe.steps_for(len(samples))
-    batches = StratifiedBatches(samples, recipe, generator)
-    groups, codes = samples.keys(), torch.as_tensor(batches.codes, device=embeddings.device)
-    log_weights, shares = (torch.as_tensor(values).to(embeddings) for values in (batches.log_weights, batches.shares))
-    own = OwnClass.of(codes, codes, int(batches.drawn.max()))
-    hidden = torch.eye(len(codes), dtype=torch.bool, device=embeddings.device)  # each sample from itself
+    batches, marks = StratifiedBatches(samples, recipe, generator), recipe.marks(steps)
     optimizer = torch.optim.AdamW(module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(recipe.relative_rate, steps=steps))
-    marks, descent = recipe.marks(steps), _Descent(optimizer)
+    descent = _Descent(module, embeddings, optimizer, recipe.bandwidth)
     if 0 in marks:
         yield Checkpoint(0, frozen_copy(module, embeddings), descent.curve())
     module.train()
     with progress_bar("Training the projection", steps, show=show) as advance:
         for step in range(1, steps + 1):
-            rows = torch.from_numpy(batches.draw()).to(embeddings.device)
-            if groups is not None:
-                hidden = groups[rows][:, None] == groups[rows]
-            points, backward = _forward(module, embeddings[rows])
-            loss, to_queries, to_background = mean_loss(
-                points, points, own, log_weights, bandwidth=recipe.bandwidth, hidden=hidden, shares=shares
-            )
-            descent.step(loss, backward, to_queries + to_background)
+            descent.step(batches.draw())
             advance("")
             scheduler.step()
             if step in marks:
@@ -284,30 +277,70 @@ def _train_paper(
 ) -> Checkpoint:
     """Train as the paper does: some samples are predicted from a background of others."""
     embeddings, episodes = samples.embeddings, PaperEpisodes(samples, recipe, generator)
-    codes = torch.as_tensor(samples.codes, device=embeddings.device)
     optimizer = torch.optim.SGD(module.parameters(), lr=recipe.learning_rate)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=recipe.factor, patience=recipe.patience)
-    descent = _Descent(optimizer)
+    descent = _Descent(module, embeddings, optimizer, recipe.bandwidth)
     with progress_bar("Training the projection", recipe.epochs * recipe.batches_per_epoch, show=show) as advance:
         for _ in range(recipe.epochs):
             module.train()
             for _ in range(recipe.batches_per_epoch):
-                episode = episodes.draw()
-                n_query = len(episode.queries)
-                rows = torch.from_numpy(np.concatenate([episode.queries, episode.background])).to(embeddings.device)
-                drawn, log_weights = codes.index_select(0, rows), torch.from_numpy(episode.log_weights).to(embeddings)
-                own = OwnClass.of(drawn[:n_query], drawn[n_query:], recipe.background_per_class)
-                points, backward = _forward(module, embeddings.index_select(0, rows))  # one batch norm sees all rows
-                loss, *gradients = mean_loss(
-                    points[:n_query], points[n_query:], own, log_weights, bandwidth=recipe.bandwidth
-                )
-                descent.step(loss, backward, torch.cat(gradients))
+                descent.step(episodes.draw())
                 advance("")
             mean = descent.record()
             scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
             if descent.learning_rate < recipe.least_learning_rate:
                 break
     return Checkpoint(descent.n_steps, frozen_copy(module, embeddings), descent.curve())
+
+
+class Batch(NamedTuple):
+    """The samples of a step."""
+
+    rows: torch.Tensor  # (n,), one batch norm sees them all
+    n_queries: int | None  # of the first rows, which the others predict; None if all predict all
+    own: OwnClass
+    log_weights: torch.Tensor  # (n_background,) or (n, n); exp of it is how many samples a background row represents
+    hidden: torch.Tensor | None = None  # (n, n), what a query must not see
+    shares: torch.Tensor | None = None  # (n,), weights of the queries in the loss
+
+
+class _Descent:
+    """Take the steps of an optimizer and collect their losses into a curve."""
+
+    def __init__(
+        self, module: nn.Module, embeddings: torch.Tensor, optimizer: torch.optim.Optimizer, bandwidth: float
+    ) -> None:
+        self.module, self.embeddings, self.optimizer, self.bandwidth = module, embeddings, optimizer, bandwidth
+        self.n_steps = 0
+        self.recent: list[torch.Tensor] = []
+        self.records: list[tuple[int, float, float]] = []
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self, batch: Batch) -> None:
+        """Step along the gradient of the loss of a batch."""
+        points, backward = _forward(self.module, self.embeddings.index_select(0, batch.rows))
+        n = batch.n_queries
+        queries, background = (points, points) if n is None else (points[:n], points[n:])
+        options = {"bandwidth": self.bandwidth, "hidden": batch.hidden, "shares": batch.shares}
+        loss, to_queries, to_background = mean_loss(queries, background, batch.own, batch.log_weights, **options)
+        self.optimizer.zero_grad()
+        backward(to_queries + to_background if n is None else torch.cat([to_queries, to_background]))
+        self.optimizer.step()
+        self.n_steps += 1
+        self.recent.append(loss)
+
+    def record(self) -> float:
+        """Record the mean loss since the last record, and return it."""
+        mean = float(torch.stack(self.recent).mean())
+        self.records.append((self.n_steps, mean, self.learning_rate))
+        self.recent.clear()
+        return mean
+
+    def curve(self) -> TrainingCurve:
+        return TrainingCurve(*(zip(*self.records, strict=True) if self.records else ((), (), ())))
 
 
 class OwnClass(NamedTuple):
@@ -413,32 +446,184 @@ def _forward_by_hand(module: SkipProjection, rows: torch.Tensor) -> tuple[torch.
     return torch.addmm(reduced, curved, bend.T), backward
 
 
-class _Descent:
-    """Take the steps of an optimizer and collect their losses into a curve."""
+class ClassIndex:
+    """The rows of every class, sorted by class."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.n_steps = optimizer, 0
-        self.recent: list[torch.Tensor] = []
-        self.records: list[tuple[int, float, float]] = []
+    def __init__(self, codes: Index, n_classes: int) -> None:
+        self.codes, self.n_classes = codes, n_classes
+        self.rows = np.argsort(codes, kind="stable")
+        self.counts = np.bincount(codes, minlength=n_classes)
+        self.starts = np.concatenate([[0], np.cumsum(self.counts)[:-1]])
 
-    @property
-    def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+    def members(self, k: int) -> Index:
+        """Return the rows of class ``k``."""
+        return self.rows[self.starts[k] : self.starts[k] + self.counts[k]]
 
-    def step(self, loss: torch.Tensor, backward: Backward, to_points: torch.Tensor) -> None:
-        """Step along the gradient of the loss, which is given in the projected points."""
-        self.optimizer.zero_grad()
-        backward(to_points)
-        self.optimizer.step()
-        self.n_steps += 1
-        self.recent.append(loss)
+    def draw(self, per_class: int | Index, generator: np.random.Generator) -> tuple[Index, Index]:
+        """Draw ``per_class`` distinct rows of each class (one number, or one per class), or all if a class has fewer.
 
-    def record(self) -> float:
-        """Record the mean loss since the last record, and return it."""
-        mean = float(torch.stack(self.recent).mean())
-        self.records.append((self.n_steps, mean, self.learning_rate))
-        self.recent.clear()
-        return mean
+        Return the rows, sorted by class, and the number drawn per class. Every class is sampled uniformly without
+        replacement: by draws with replacement of which first occurrences are kept; a class with too few distinct
+        draws is sampled again by a permutation.
+        """
+        wanted = np.broadcast_to(np.asarray(per_class, dtype=np.int64), (self.n_classes,))
+        tries = int(wanted.max()) + SPARE_DRAWS
+        offsets = (generator.random((self.n_classes, tries)) * self.counts[:, None]).astype(np.int64)
+        offsets = np.minimum(offsets, np.maximum(self.counts[:, None] - 1, 0))
+        rows = self.rows[np.minimum(self.starts[:, None] + offsets, len(self.rows) - 1)]  # (n_classes, tries)
+        good = _first_occurrences(offsets)
+        good &= self.counts[:, None] > 0
+        good &= np.cumsum(good, axis=1) <= wanted[:, None]
+        drawn = good.sum(axis=1)
+        for k in np.flatnonzero(drawn < np.minimum(wanted, self.counts)).tolist():
+            chosen = generator.permutation(self.members(k))[: wanted[k]]
+            drawn[k] = len(chosen)
+            good[k] = np.arange(tries) < len(chosen)
+            rows[k, : len(chosen)] = chosen
+        return rows[good], drawn
 
-    def curve(self) -> TrainingCurve:
-        return TrainingCurve(*(zip(*self.records, strict=True) if self.records else ((), (), ())))
+
+def _first_occurrences(values: Index) -> NDArray[np.bool_]:
+    """Return a mask of the first occurrence of every value in each row."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=1)
+    first = np.ones(values.shape, dtype=bool)
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    result = np.empty_like(first)
+    np.put_along_axis(result, order, first, axis=1)
+    return result
+
+
+def draw_distinct(counts: Index, size: int, generator: np.random.Generator) -> Index:
+    """Return ``size`` distinct integers below each count, (n, size), every set equally likely: Floyd's algorithm.
+
+    Where a count is smaller than ``size``, all integers below it are drawn, and the other places hold −1.
+    """
+    chosen = np.empty((size, len(counts)), dtype=np.int64)
+    uniform = generator.random((size, len(counts)))
+    for place in range(size):
+        last = counts - size + place
+        candidate = (uniform[place] * (last + 1)).astype(np.int64)
+        known = (chosen[:place] == candidate).any(axis=0)
+        chosen[place] = np.where(known, last, candidate)
+        chosen[place][last < 0] = -1
+    return chosen.T
+
+
+class PaperEpisodes:
+    """The paper's step: B prediction samples, and m other samples of each class as background.
+
+    With groups, the prediction samples come from one group, drawn in proportion to its size, and the background
+    leaves that group out. Many steps are drawn at a time.
+    """
+
+    def __init__(self, samples: Samples, recipe: PaperRecipe, generator: np.random.Generator) -> None:
+        codes, groups, self.generator = samples.codes, samples.groups, generator
+        self.like, self.sample_codes = samples.embeddings[:0], torch.as_tensor(codes, device=samples.embeddings.device)
+        self.predictions, self.per_class = recipe.predictions, recipe.background_per_class
+        self.rows = np.argsort(codes, kind="stable") if groups is None else np.lexsort((groups, codes))
+        self.codes, self.counts = codes[self.rows], np.bincount(codes, minlength=samples.n_classes)
+        self.groups = None if groups is None else ClassIndex(groups, int(groups.max()) + 1)
+        self.n_steps = min(max(DRAWN_AT_ONCE // (samples.n_classes * self.per_class), 1), MAX_STEPS_AT_ONCE)
+        self._ahead: list[tuple[Index, Index, Index]] = []
+
+    def draw(self) -> Batch:
+        """Return the samples of one step."""
+        if not self._ahead:
+            steps = self._steps() if self.groups is None else self._steps_by_group(self.groups)
+            self._ahead = list(zip(*steps, strict=True))
+        queries, places, left = self._ahead.pop()
+        queries, background = queries[queries >= 0], self.rows[places[places >= 0]]
+        drawn, n = np.minimum(left, self.per_class), len(queries)
+        stands_for = np.maximum(left, 1) / np.maximum(drawn, 1)
+        log_weights = torch.from_numpy(np.repeat(np.log(stands_for), drawn)).to(self.like)
+        rows = torch.from_numpy(np.concatenate([queries, background])).to(self.like.device)
+        codes = self.sample_codes.index_select(0, rows)
+        return Batch(rows, n, OwnClass.of(codes[:n], codes[n:], self.per_class), log_weights)
+
+    def _steps(self) -> tuple[Index, Index, Index]:
+        """Return queries, (n, B), places of the background, (n, K, m), and samples left by class, (n, K); −1 is none.
+
+        Drawn are places among the samples that are not queries; the number of queries before each leads to its place
+        among all. The i-th query, at p_i, is before a place g among the others if p_i − i ≤ g.
+        """
+        n_rows, n_classes, step = len(self.rows), len(self.counts), np.arange(self.n_steps)[:, None]
+        size = min(self.predictions, max(n_rows // 2, 1))  # a tiny set keeps a background
+        queries = np.sort(draw_distinct(np.full(self.n_steps, n_rows), size, self.generator), axis=1)
+        classes = (self.codes[queries] + n_classes * step).reshape(-1)
+        left = self.counts - np.bincount(classes, minlength=n_classes * self.n_steps).reshape(-1, n_classes)
+        drawn = draw_distinct(left.reshape(-1), self.per_class, self.generator).reshape(self.n_steps, -1)
+        starts = np.repeat(np.cumsum(left, axis=1) - left, self.per_class, axis=1)
+        others = drawn + starts + n_rows * step  # ascending from step to step
+        before = np.searchsorted((queries - np.arange(size) + n_rows * step).reshape(-1), others.reshape(-1), "right")
+        places = drawn + starts + before.reshape(drawn.shape) - size * step
+        return self.rows[queries], np.where(drawn < 0, -1, places), left
+
+    def _steps_by_group(self, groups: ClassIndex) -> tuple[Index, Index, Index]:
+        """Return the same with the queries of each step from one group, all of which its background leaves out.
+
+        ``rows`` are sorted by class and group: a group is one run of places in each class.
+        """
+        chosen = groups.codes[self.generator.integers(len(self.rows), size=self.n_steps)]
+        queries = draw_distinct(groups.counts[chosen], self.predictions, self.generator)
+        queries = np.where(queries < 0, -1, groups.rows[groups.starts[chosen][:, None] + queries])
+        keys = self.codes * groups.n_classes + groups.codes[self.rows]
+        wanted = np.arange(len(self.counts)) * groups.n_classes + chosen[:, None]  # (n, K)
+        first, end = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
+        left = self.counts - (end - first)
+        drawn = draw_distinct(left.reshape(-1), self.per_class, self.generator).reshape(*left.shape, -1)
+        places = drawn + (np.cumsum(self.counts) - self.counts)[:, None]
+        places += np.where(places >= first[..., None], (end - first)[..., None], 0)
+        return queries, np.where(drawn < 0, -1, places), left
+
+
+def proportional_counts(counts: Index, total: int) -> Index:
+    """Return the number of samples per class: ``total`` in proportion to frequency, at least 2 where available."""
+    shares = total * counts / max(int(counts.sum()), 1)
+    least = np.minimum(counts, 2)
+    drawn = np.clip(np.rint(shares).astype(np.int64), least, counts)
+    while drawn.sum() > total and (drawn > least).any():
+        drawn[np.argmax(np.where(drawn > least, drawn - shares, -np.inf))] -= 1
+    while drawn.sum() < min(total, counts.sum()):
+        drawn[np.argmin(np.where(drawn < counts, drawn - shares, np.inf))] += 1
+    return drawn
+
+
+class StratifiedBatches:
+    """One batch that is prediction and background at once: the same number of samples of each class.
+
+    ``proportional`` draws the same total, but each class in proportion to its frequency.
+
+    exp(``log_weights``) is the number of training samples that a sample of the batch represents when it predicts
+    another: of its own class n − 1 others, of which m − 1 are in the batch. ``shares`` are the weights of the
+    log-losses in the batch: with them their sum estimates the mean over the training set or, if ``balanced``, the mean
+    of the class means.
+    """
+
+    def __init__(self, samples: Samples, recipe: FastRecipe, generator: np.random.Generator) -> None:
+        n_classes, self.generator = samples.n_classes, generator
+        self.classes = ClassIndex(samples.codes, n_classes)
+        counts = self.classes.counts
+        present = int((counts > 0).sum())
+        self.per_class = np.full(n_classes, max(2, recipe.batch_size // max(present, 1)))
+        self.drawn = np.minimum(counts, self.per_class)
+        if recipe.sampling == "proportional":
+            self.drawn = self.per_class = proportional_counts(counts, int(self.drawn.sum()))
+        stands_for = counts / np.maximum(self.drawn, 1)
+        others = (counts - 1) / np.maximum(self.drawn - 1, 1)
+        by_class = np.tile(np.log(np.maximum(stands_for, 1.0)), (n_classes, 1))
+        np.fill_diagonal(by_class, np.log(np.maximum(others, 1.0)))
+        codes, like = np.repeat(np.arange(n_classes), self.drawn), samples.embeddings[:0]
+        balanced = recipe.class_weights == "balanced"
+        counts_for = 1 / np.maximum(self.drawn * present, 1) if balanced else stands_for / counts.sum()
+        self.log_weights = torch.from_numpy(by_class[codes[:, None], codes]).to(like)  # (predicted, predicts)
+        self.shares = torch.from_numpy(np.repeat(counts_for, self.drawn)).to(like)
+        in_order = torch.as_tensor(codes, device=like.device)
+        self.own = OwnClass.of(in_order, in_order, int(self.drawn.max()))
+        self.groups, self.itself = samples.keys(), torch.eye(len(codes), dtype=torch.bool, device=like.device)
+
+    def draw(self) -> Batch:
+        """Return the samples of one step, sorted by class."""
+        rows = torch.from_numpy(self.classes.draw(self.per_class, self.generator)[0]).to(self.itself.device)
+        hidden = self.itself if self.groups is None else self.groups[rows][:, None] == self.groups[rows]
+        return Batch(rows, None, self.own, self.log_weights, hidden, self.shares)

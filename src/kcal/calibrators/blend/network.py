@@ -11,6 +11,7 @@ leave-one-out likelihood. So nothing is certain that the samples do not show.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ STRENGTHS = torch.tensor([0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1e9], dtype=torch.f
 """Values of a; with the last one every factor is 1."""
 NEGLIGIBLE = 1e-4
 """Posterior weight below which a temperature or a strength is left out."""
+IMPOSSIBLE = -50.0
+"""Logarithm of the posterior, relative to the most probable temperature, below which none is looked at further out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,8 +87,8 @@ def average_temperatures(log_probs: torch.Tensor, temperatures: torch.Tensor, we
     return average
 
 
-def average_factors(probs: torch.Tensor, factors: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return Σ_a v_a·(c_a·n, normalised), (n, n_classes); factors are (n_strengths, 1 or n, n_classes)."""
+def average_factors(probs: torch.Tensor, factors: Iterable[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    """Return Σ_a v_a·(c_a·n, normalised), (n, n_classes); factors are n_strengths × (1 or n, n_classes)."""
     average = torch.zeros_like(probs)
     for factor, weight in zip(factors, weights.T, strict=True):
         average = average + weight[:, None] * normalised(probs * factor)
@@ -102,8 +105,9 @@ def fit_network(
 ) -> tuple[NetworkModel, torch.Tensor]:
     """Return the model of all samples, and f of the samples of ``index`` without themselves, (n_index, n_classes)."""
     log_temperatures = LOG_TEMPERATURES + np.log(fit_temperature(log_probs, codes.numpy(), leave_out.weights.numpy()))
-    own = torch.stack([_own(torch.log_softmax(log_probs / t, dim=1), codes) for t in log_temperatures.exp()], dim=1)
     prior = -torch.from_numpy(penalty_and_slope(log_temperatures.numpy())[0])
+    places, own = _likely_temperatures(log_probs, codes, leave_out, log_temperatures, prior)
+    log_temperatures, prior = log_temperatures[places], prior[places]
     posterior = torch.softmax(leave_out.weights @ own + prior, dim=0)
     others = torch.softmax(leave_out.sums(own, torch.arange(len(codes))) + prior, dim=1)
     kept = (posterior > NEGLIGIBLE) | (others.amax(dim=0) > 10 * NEGLIGIBLE)
@@ -112,12 +116,12 @@ def fit_network(
 
     counted = torch.nn.functional.one_hot(codes, log_probs.shape[1]).to(scaled)
     shown, expected = (leave_out.sums(values, index).clamp_min(0.0) for values in (counted, scaled))
-    strengths = STRENGTHS[:, None, None]
-    factors = (shown + strengths) / (expected + strengths)  # (n_strengths, n_index, n_classes)
-    own_probs = torch.stack([_own(normalised(scaled[index] * factor), codes[index]) for factor in factors])
+    chosen = scaled[index]
+    factors = _Factors(shown, expected)  # of each strength, (n_index, n_classes)
+    own_probs = torch.stack([_own(normalised(chosen * factor), codes[index]) for factor in factors])
     losses = own_probs.clamp_min(torch.finfo(torch.float64).tiny).log() @ leave_out.weights[index]
     posterior = torch.softmax(losses * (len(codes) / len(index)), dim=0)
-    out_of_fold = average_factors(scaled[index], factors, posterior[None])
+    out_of_fold = average_factors(chosen, factors, posterior[None])
     kept = posterior > NEGLIGIBLE
     totals = [leave_out.weights @ values for values in (counted, scaled)]
     of_all = (totals[0] + STRENGTHS[kept, None]) / (totals[1] + STRENGTHS[kept, None])
@@ -129,6 +133,45 @@ def fit_network(
         factor_weights=normalised(posterior[None, kept])[0],
     )
     return model, out_of_fold
+
+
+@dataclass(frozen=True, eq=False)
+class _Factors:
+    """The factors c of each strength, one at a time: together they are nine times as large as the predictions."""
+
+    shown: torch.Tensor  # (n, n_classes)
+    expected: torch.Tensor  # (n, n_classes)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return ((self.shown + strength) / (self.expected + strength) for strength in STRENGTHS)
+
+
+def _likely_temperatures(
+    log_probs: torch.Tensor,
+    codes: torch.Tensor,
+    leave_out: LeaveOut,
+    log_temperatures: torch.Tensor,
+    prior: torch.Tensor,
+) -> tuple[list[int], torch.Tensor]:
+    """Return the places of temperatures that are not impossible, also without a sample, and their log-likelihoods.
+
+    The log-likelihoods are those of each sample, (n, n_places). Many samples leave few temperatures.
+    """
+    middle, everyone, found = len(prior) // 2, torch.arange(len(codes)), {}
+
+    def own_at(place: int) -> torch.Tensor:
+        return _own(torch.log_softmax(log_probs / log_temperatures[place].exp(), dim=1), codes)
+
+    found[middle] = own_at(middle)
+    for outwards in (range(middle - 1, -1, -1), range(middle + 1, len(prior))):
+        for place in outwards:
+            found[place] = own_at(place)
+            rise = (found[place] - found[middle])[:, None]
+            without_one = leave_out.sums(rise, everyone).max()
+            if max(without_one, leave_out.weights @ rise[:, 0]) + prior[place] - prior[middle] < IMPOSSIBLE:
+                break
+    places = sorted(found)
+    return places, torch.stack([found[place] for place in places], dim=1)
 
 
 def _own(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
