@@ -78,21 +78,19 @@ def _prediction_row(
 def explanation_table(explanation: Explanation) -> ExplanationTable:
     """Return the explanation of one prediction as text; shares are of all probability, which is 1."""
     one = explanation[0]
-    several = len(one.metrics) > 1
-    distances = tuple(f"Distance, {name}" if several else "Distance" for name in one.metrics)
     samples = tuple(
         (
             name_of(one.ids[0, place]),
             name_of(one.labels[0, place]),
             percent(one.shares[0, place]),
-            *(f"{distance:.3g}" for distance in one.distances[0, place]),
+            f"{one.distances[0, place]:.3g}",
         )
         for place in range(one.codes.shape[1])
     )
     sums = {"all other samples": one.rest, **one.parts}
     odds = one.log_odds_cells(0)
     return ExplanationTable(
-        heading=("Sample", "Label", "Share", *distances),
+        heading=("Sample", "Label", "Share", "Distance"),
         samples=samples,
         others=tuple((name, percent(float(part[0].sum()))) for name, part in sums.items() if part[0].any()),
         log_odds=tuple((name, value) for name, value in odds[1:]),
