@@ -52,10 +52,10 @@ class Samples:
     groups: Index | None = None  # numbered in the order of their first samples
     ids: NDArray[Any] | None = None
     indices: Index  # rows of X; −1 after updates
-    group_names: NDArray[Any] | None = None  # groups as they were given: text, numbers or booleans
-    log_weights: Floats | None = None  # of the weights as they were given; −inf for 0
-    log_lengths: Floats | None = None  # of the embeddings
-    fingerprints: NDArray[np.uint64] | None = None  # of the rows of X
+    group_names: Any = None  # groups as they were given: text, numbers or booleans
+    log_weights: Any = None  # of the weights as they were given; −inf for 0
+    log_lengths: Any = None  # of the embeddings
+    fingerprints: Any = None  # of the rows of X
 
     def __len__(self) -> int:
         return len(self.codes)

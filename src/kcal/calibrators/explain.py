@@ -152,22 +152,19 @@ class Explanation:
         samples have an id and a distance. Parts without a share are left out. The shares of a row and class sum to its
         probability.
         """
-        n, k = self.codes.shape
         lines: list[tuple[Any, ...]] = []
-        for name, part in {"other samples": self.rest, **self.parts}.items():
-            places, codes = part.nonzero()
-            blank = np.full(len(places), None, dtype=object), np.full(len(places), np.nan)
-            names = np.full(len(places), name, dtype=object)
-            lines.append((places, names, blank[0], self.classes[codes], part[places, codes], blank[1]))
-        ids, labels, shares, distances = (
-            values.ravel() for values in (self.ids.astype(object), self.labels, self.shares, self.distances)
-        )
-        sample = np.full(n * k, "similar sample", dtype=object)
-        lines.insert(0, (np.repeat(np.arange(n), k), sample, ids, labels, shares, distances))
-        places, *others = (np.concatenate(parts) for parts in zip(*lines, strict=True))
-        order = np.argsort(places, kind="stable")
+        others = {"other samples": self.rest, **self.parts}
+        for place, row in enumerate(self.numbers.tolist()):
+            samples = (self.ids, self.labels, self.shares, self.distances)
+            lines += [(row, "similar sample", *each) for each in zip(*(part[place] for part in samples), strict=True)]
+            for name, part in others.items():
+                codes = part[place].nonzero()[0]
+                shares = zip(self.classes[codes], part[place, codes], strict=True)
+                lines += [(row, name, None, *each, np.nan) for each in shares]
         names = ("row", "part", "id", "class", "share", "distance")
-        return dict(zip(names, (part[order] for part in (self.numbers[places], *others)), strict=True))
+        columns = {name: list(values) for name, values in zip(names, zip(*lines, strict=True), strict=True)}
+        texts = {name: np.array(columns[name], dtype=object) for name in ("part", "id")}
+        return {name: texts[name] if name in texts else np.array(values) for name, values in columns.items()}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame of the :meth:`columns`."""

@@ -621,7 +621,7 @@ class KCal(KernelCalibrator):
     ) -> BandwidthRecord:
         """Return how a bandwidth was chosen."""
         size, seen = self._bandwidth_choice(samples).size, tuple(samples.classes_seen)
-        counts = {"n_samples": len(samples), "n_classes": len(seen), "n_updates": n_updates}
+        counts: dict[str, Any] = {"n_samples": len(samples), "n_classes": len(seen), "n_updates": n_updates}
         return BandwidthRecord(bandwidth, source, loss, size=size, **counts, classes=seen if source != "law" else ())
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:

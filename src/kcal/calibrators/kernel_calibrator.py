@@ -309,7 +309,7 @@ class KernelCalibrator(Calibrator):
         """
         other = self.snapshot()
         find_size = check_target(size, max_loss_increase)
-        options = CompressionOptions(method, min_cluster_size, self.seed, self.progress).checked()
+        options = CompressionOptions(method, min_cluster_size, self.seed, self.progress)
         other._fit = other._compressed(other._fit, find_size, options, groups)
         return other
 
@@ -388,8 +388,8 @@ class KernelCalibrator(Calibrator):
                 model = self._fit.model
                 empty = model.with_estimate(model.estimate.with_support(model.estimate.support.empty()))
                 nobody = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
-                left = {"samples": nobody, "fingerprints": np.sort(table.other_fingerprints), "version": -1}
-                self._fit = replace(self._fit, model=empty, **left)
+                prints = np.sort(table.other_fingerprints)
+                self._fit = replace(self._fit, model=empty, samples=nobody, fingerprints=prints, version=-1)
         self._warn_lost_classes(lost, table.classes)
         table.rows_of([] if is_known else names)
         return self
@@ -458,9 +458,9 @@ class KernelCalibrator(Calibrator):
 
     def _check_new_classes(self, table: SampleTable, labels: NDArray[Any], name: str) -> None:
         """Raise if labels that are new cannot become classes."""
-        new = np.unique(labels[table.is_new(labels)])
-        if len(new):
-            check_prior(self.prior, np.append(table.classes, new))
+        new = table.is_new(labels)
+        if new.any():
+            check_prior(self.prior, np.append(table.classes, np.unique(labels[new])))
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         """Warn of classes whose last sample has left, where that changes what can be predicted."""
@@ -483,10 +483,13 @@ class KernelCalibrator(Calibrator):
                 if self._table is None:
                     samples, support = self._samples_of(fit), fit.model.estimate.support
                     points = support.in_original_order(support.points)
-                    options = {"version": max(fit.version, 0), "keeps_zero_weights": self._keeps_zero_weights}
-                    table = SampleTable(replace(samples, embeddings=points), fit.counters, **options)
-                    table.other_fingerprints = np.setdiff1d(fit.fingerprints, samples.fingerprints)
-                    self._table = table
+                    self._table = SampleTable(
+                        replace(samples, embeddings=points),
+                        fit.counters,
+                        version=max(fit.version, 0),
+                        keeps_zero_weights=self._keeps_zero_weights,
+                        other_fingerprints=np.setdiff1d(fit.fingerprints, samples.fingerprints),
+                    )
         return self._table
 
     def _latest(self, *, search: bool = True, wait: bool = False) -> Fit:
@@ -519,7 +522,6 @@ class KernelCalibrator(Calibrator):
             samples = samples.select(samples.counted)
         on_device = replace(samples, embeddings=samples.embeddings.to(self._fit.model.device))
         fit = self._rebuild(self._fit, on_device, counters.n_updates, search=search)
-        assert samples.fingerprints is not None
         return replace(
             fit,
             classes=samples.classes,

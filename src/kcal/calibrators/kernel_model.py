@@ -12,6 +12,7 @@ if density and length are independent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -341,8 +342,8 @@ def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
 def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tensor:
     """Return made-up rows, (n_rows, n_features), that the projection maps among the support points.
 
-    The rows themselves are not stored: they are searched from the points, where these have as many features, or from
-    noise. Where the projection ignores lengths, the rows get lengths of calibration samples.
+    The rows of the fit are not stored: such rows are searched, beginning with noise. Where the projection ignores
+    lengths, they get lengths of calibration samples.
     """
     support = model.support
     points = support.points[support.counted.to(support.points.device)].cpu()
@@ -355,7 +356,11 @@ def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tens
         result: torch.Tensor = projection(model.rows(rows, rows))
         return result
 
-    rows = _rows_mapped_to(targets, mapped, _start(projection, targets, n_features))
+    start = torch.randn(n_rows, n_features, generator=torch.Generator().manual_seed(1)).to(targets)
+    for part in projection.modules():  # a batch norm knows means and variances of the embeddings
+        if isinstance(part, nn.BatchNorm1d) and part.num_features == n_features and part.running_var is not None:
+            start = part.get_buffer("running_mean") + part.running_var.sqrt() * start
+    rows = _rows_mapped_to(targets, mapped, start)
     if model.log_lengths is not None:
         lengths = model.log_lengths.cpu().exp()
         order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
@@ -364,34 +369,19 @@ def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tens
     return rows.detach()
 
 
-def _start(projection: nn.Module, targets: torch.Tensor, n_features: int) -> torch.Tensor:
-    """Return where the search begins: random rows, with the moments of a batch norm of the embeddings; or targets."""
-    rows = torch.randn(len(targets), n_features, generator=torch.Generator().manual_seed(1)).to(targets)
-    for part in projection.modules():
-        if isinstance(part, nn.BatchNorm1d) and part.num_features == n_features and part.running_var is not None:
-            return part.get_buffer("running_mean") + part.running_var.sqrt() * rows
-    return targets if targets.shape == rows.shape else rows
-
-
 def _rows_mapped_to(
     targets: torch.Tensor, mapped: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor
 ) -> torch.Tensor:
     """Return rows near ``start`` that are mapped to targets; ``start`` itself if the map has no derivative."""
-    scale = start.std(dim=0, correction=0)
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = start.std(dim=0, correction=0).clamp_min(torch.finfo(start.dtype).tiny)
     steps = torch.zeros_like(start, requires_grad=True)
     optimizer = torch.optim.LBFGS([steps], max_iter=EXAMPLE_ITERATIONS, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
-        optimizer.zero_grad()
         value = (mapped(start + scale * steps) - targets).square().sum(dim=1).mean()
-        torch.autograd.backward(value, inputs=[steps])
+        (steps.grad,) = torch.autograd.grad(value, [steps])
         return value
 
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            optimizer.step(loss)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        return start
-    rows = start + scale * steps.detach()
-    return rows if bool(torch.isfinite(rows).all()) else start
+    with torch.inference_mode(False), torch.enable_grad(), suppress(RuntimeError):
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return start + scale * steps.detach().nan_to_num()

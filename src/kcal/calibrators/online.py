@@ -191,9 +191,18 @@ class SampleTable:
     reads or changes the table holds ``lock``; ``building`` is held by the thread that builds a model.
     """
 
-    def __init__(self, samples: Samples, counters: Counters, *, version: int, keeps_zero_weights: bool) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        counters: Counters,
+        *,
+        version: int,
+        keeps_zero_weights: bool,
+        other_fingerprints: NDArray[np.uint64],
+    ) -> None:
         self.lock, self.building = threading.RLock(), threading.Lock()
         self.counters, self.version, self.keeps_zero_weights = counters, version, keeps_zero_weights
+        self.other_fingerprints = other_fingerprints  # of rows of the fit that are not samples
         self.author = threading.get_ident()  # thread of the latest change
         ids = samples.indices if samples.ids is None else samples.ids
         self.ids: list[Any] = ids.tolist()
@@ -209,12 +218,12 @@ class SampleTable:
     def samples(self, updates: Updates) -> Samples:
         """Return the samples that count, with their points as embeddings; raise if none has a positive weight."""
         self.prune(updates)
-        columns = {name: column[: len(self.ids)].copy() for name, column in self.columns.items()}
-        logits, seen = columns.pop("logits", None), dict[Any, int]()
+        columns: dict[str, Any] = {name: column[: len(self.ids)].copy() for name, column in self.columns.items()}
+        columns |= {name: torch.from_numpy(columns[name]) for name in ("embeddings", "logits") if name in columns}
+        seen = dict[Any, int]()
         groups = self.groups and [seen.setdefault(name, len(seen)) for name in self.groups]
         return Samples(
-            **columns | {"embeddings": torch.from_numpy(columns["embeddings"])},
-            logits=None if logits is None else torch.from_numpy(logits),
+            **columns,
             classes=self.classes,
             weights=relative_weights(columns["log_weights"]),
             groups=None if groups is None else np.array(groups, dtype=np.int64),
@@ -318,7 +327,7 @@ class SampleTable:
             columns[name][: len(self.ids)] = column[: len(self.ids)]
         self.current, self.columns = columns.pop("current"), columns
 
-    def _count(self, n_changed: int, **counters: int) -> None:
+    def _count(self, n_changed: int, **counters: Any) -> None:
         self.counters = replace(self.counters, n_updates=self.counters.n_updates + n_changed, **counters)
         self.version += 1
         self.author = threading.get_ident()

@@ -99,7 +99,7 @@ def write_plot(path: Path, explanation: Explanation, rows: Index, ids: NDArray[A
     from kcal.plots.style import wrap_label
 
     title = f"{heading(rows, ids, 0)}: {explanation.predictions[0]}"
-    figure = draw(explanation, 0, title=wrap_label(title)).get_figure(root=True)
+    figure: Any = draw(explanation, 0, title=wrap_label(title)).get_figure(root=True)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=150)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import InvalidInputError
 from kcal.plots.arguments import check_arguments, check_kind
 from kcal.plots.style import COUNTS, GAP, OBSERVED_EDGE, SERIES, wrap_label
-from kcal.validation import check_integer, shown, to_numbers
+from kcal.validation import check_integer, to_numbers
 
 if TYPE_CHECKING:
     from kcal.calibrators import Explanation
@@ -111,7 +111,7 @@ def _draw_shares(ax: Axes, one: Explanation, n_samples: int) -> None:
         ax.barh(places, widths, left=starts, color=colour, label=label, height=0.75)
         starts = starts + widths
     for place, share in enumerate(starts):
-        ax.annotate(_share(share), (share, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        ax.annotate(f"{share:.3g}", (share, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     ax.set_yticks(places, names, fontsize=8)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xlim(0, 1.2 * max(starts.max(), 1e-12))
@@ -163,15 +163,11 @@ def _draw_pictures(panel: SubFigure, pictures: list[tuple[tuple[Any, ...], NDArr
 
 def _pictures(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
     """Return the pictures at some rows, and read no others: ``images`` may be a memory map."""
-    shape = tuple(getattr(images, "shape", ()))
-    if len(shape) not in (3, 4):
-        expected = "must be an array of pictures, (n, height, width) or (n, height, width, 3)"
-        raise InvalidInputError("images", expected, got=shown(images))
     if rows.min() < 0:
-        raise InvalidInputError("images", "must be left out: some support points are no rows of the calibration set")
-    if shape[0] <= rows.max():
+        raise InvalidInputError("images", "must be left out: some support points are not rows of the calibration set")
+    if len(images) <= rows.max():
         expected = f"must have a picture for each row of the calibration set, at least {rows.max() + 1:,}"
-        raise InvalidInputError("images", expected, got=f"{shape[0]:,}")
+        raise InvalidInputError("images", expected, got=f"{len(images):,}")
     return [_picture(images[row], "images") for row in rows.tolist()]
 
 
@@ -179,16 +175,10 @@ def _picture(picture: Any, name: str) -> NDArray[Any]:
     """Return a picture as numbers, colours from 0 to 1."""
     array = np.asarray(to_numbers(picture, name))
     coloured = array.ndim == 3 and array.shape[2] in (3, 4)
-    if not (array.ndim == 2 or coloured) or 0 in array.shape or not np.isfinite(array).all():
+    if not (array.ndim == 2 or coloured) or not np.isfinite(array).all():
         expected = "must be pictures, (height, width) or (height, width, 3), of finite numbers"
         raise InvalidInputError(name, expected, got=f"one of shape {array.shape}")
-    if not coloured:
-        return array
-    return np.clip(array / (255.0 if array.max() > 1 else 1.0), 0.0, 1.0)
-
-
-def _share(share: float) -> str:
-    return f"{share:.4f}" if share >= 0.00005 or share == 0 else f"{share:.0e}"
+    return np.clip(array / (255.0 if array.max() > 1 else 1.0), 0.0, 1.0) if coloured else array
 
 
 def _text(name: object) -> str:

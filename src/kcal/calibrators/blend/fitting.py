@@ -80,7 +80,7 @@ def fit_blend(
         "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         "prior": prior,
     }
-    config = {"metric": metric, "representation": representation}
+    config: dict[str, Any] = {"metric": metric, "representation": representation}
     config |= {"has_logits": samples.logits is not None, "has_prior": prior is not None}
     parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
     return BlendModel.of(tensors, parts, **config)
