@@ -24,7 +24,7 @@ from scipy.sparse import csr_array
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
 
-from kcal.calibrators.kernel_model import Compression, KernelModel
+from kcal.calibrators.kernel_model import Compression, KernelModel, sorted_support
 from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
 from kcal.kernels import (
     BandwidthCurve,
@@ -34,7 +34,6 @@ from kcal.kernels import (
     SortedSupport,
     get_kernel,
     search_bandwidth,
-    sort_support,
 )
 from kcal.progress import progress_bar
 from kcal.samples import Floats, Index, Samples, cross_folds
@@ -121,6 +120,8 @@ class Trials:
             expected = "must not have been compressed before: its points are no samples"
             raise InvalidInputError("support", expected, remedy="Compress the calibrator with all samples.")
         self.samples, self.options, self.bandwidth = samples_of(estimate.support, groups), options, estimate.bandwidth
+        self.n_samples, self.smallest = len(self.samples), len(np.unique(self.samples.codes))  # one point per class
+        self.changes_nothing = options.min_cluster_size == 1  # as many points as samples are the samples
         self._kernel, self._after_each, self._trials = get_kernel(estimate.kernel), after_each, dict[int, Trial]()
         folds = cross_folds(self.samples.codes, self.samples.groups, options.n_folds, options.seed)
         candidates = np.flatnonzero(folds == 0) if self.n_samples > MANY_SAMPLES else np.arange(self.n_samples)
@@ -128,21 +129,6 @@ class Trials:
         self._predicted = [self.samples.select(chosen[folds[chosen] == fold]) for fold in np.unique(folds[chosen])]
         self._others = [self.samples.select(np.flatnonzero(folds != fold)) for fold in np.unique(folds[chosen])]
         self._weights = np.concatenate([part.weights for part in self._predicted])
-
-    @property
-    def n_samples(self) -> int:
-        """Number of samples, the largest size."""
-        return len(self.samples)
-
-    @property
-    def smallest(self) -> int:
-        """One point for each class that has samples."""
-        return len(np.unique(self.samples.codes))
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether as many points as samples are the samples."""
-        return self.options.min_cluster_size == 1
 
     def __getitem__(self, size: int) -> Trial:
         """Return the trial of a size, made once."""
@@ -157,7 +143,7 @@ class Trials:
 
     def _try(self, size: int) -> Trial:
         share = size / self.n_samples
-        supports = [support_of(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
+        supports = [sorted_support(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
         loss = PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
         if self.options.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
             value = loss(self.bandwidth)
@@ -192,7 +178,7 @@ class Trials:
     @cached_property
     def _full_log_probs(self) -> torch.Tensor:
         """Out-of-fold log probabilities with all samples of the other folds, at their bandwidth, (n_predicted,)."""
-        supports = [support_of(others) for others in self._others]
+        supports = [sorted_support(others) for others in self._others]
         return self._own_probs(supports, [self.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
 
     @property
@@ -241,12 +227,6 @@ def samples_of(support: SortedSupport, groups: Index | None) -> Samples:
     )
 
 
-def support_of(samples: Samples) -> SortedSupport:
-    """Return samples sorted by class, for kernel sums."""
-    codes = torch.from_numpy(samples.codes).to(samples.embeddings.device)
-    return sort_support(samples.embeddings, codes, samples.n_classes, torch.from_numpy(samples.weights))
-
-
 # Which size is taken
 
 FindSize = Callable[[Trials], Trial]
@@ -261,28 +241,20 @@ def check_target(size: Any, max_loss_increase: Any) -> FindSize:
         return partial(select_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
     if isinstance(size, float | np.floating):
         expected = "must be an integer, or a share of the samples above 0 and at most 1"
-        return partial(select_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
+        return partial(select_size, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
     return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_POINTS))
 
 
-def select_size(size: int, trials: Trials) -> Trial:
-    """Return the trial of a number of points."""
-    if size < trials.smallest:
+def select_size(size: int | float, trials: Trials) -> Trial:
+    """Return the trial of a number of points, or of a share of the samples, but at least one point per class."""
+    is_share = isinstance(size, float)
+    n_points = max(round(size * trials.n_samples), trials.smallest) if is_share else int(size)
+    if n_points < trials.smallest:
         expected = f"must be at least {trials.smallest:,}, one point for each class that has samples"
         raise InvalidInputError("size", expected, got=str(size))
-    _warn_unchanged(size >= trials.n_samples, size, trials)
-    return trials[min(size, trials.n_samples)]
-
-
-def select_share(share: float, trials: Trials) -> Trial:
-    """Return the trial of a share of the samples, but at least one point per class."""
-    _warn_unchanged(share == 1, share, trials)
-    return trials[max(round(share * trials.n_samples), trials.smallest)]
-
-
-def _warn_unchanged(is_whole: bool, size: int | float, trials: Trials) -> None:
-    if is_whole and trials.changes_nothing:
+    if trials.changes_nothing and (size == 1 if is_share else size >= trials.n_samples):
         warn(f"The support has {trials.n_samples:,} samples, so that size={size:,} leaves it as it is.", KcalWarning)
+    return trials[min(n_points, trials.n_samples)]
 
 
 def select_one_se(trials: Trials) -> Trial:
@@ -344,7 +316,7 @@ def compress_model(
         references = torch.from_numpy(quantiles).to(references.device)
     config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": trials.n_samples}
     tensors = {"log_densities": references, "log_lengths": model.log_lengths}
-    return model.with_support(support_of(reduced)).changed(tensors, n_references=n, **config), trial
+    return model.with_support(sorted_support(reduced)).changed(tensors, n_references=n, **config), trial
 
 
 # Fewer points

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,7 +28,7 @@ from kcal.calibrators.fit_warnings import (
     warn_of_sparse_support,
     warn_of_training_rows,
 )
-from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
+from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator, from_stored, to_stored
 from kcal.calibrators.kernel_model import KernelModel, compares_lengths, sorted_support
 from kcal.calibrators.online import BandwidthRecord, Counters, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
@@ -61,8 +61,6 @@ from kcal.projection import (
     log_lengths,
     needs_training,
     project,
-    recipe_from_dict,
-    recipe_to_dict,
 )
 from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
@@ -87,6 +85,7 @@ MAX_COMPARED = 6_000
 """Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 MAX_ALONE = 0.3
 """Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
+TRAINING_RESULTS = ("training_curve_", "checkpoint_step_", "checkpoint_losses_")
 LOWEST_LOG_PROB = -1e8
 """Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
 
@@ -650,37 +649,22 @@ class KCal(KernelCalibrator):
 
     def _stored_parameters(self) -> dict[str, Any]:
         stored = super()._stored_parameters()
-        if not isinstance(self.projection, str):
-            stored["projection"] = OWN_MODULE
-        if not isinstance(self.recipe, str):
-            stored["recipe"] = recipe_to_dict(self.recipe)
-        return stored
+        return stored if isinstance(self.projection, str) else {**stored, "projection": OWN_MODULE}
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
         parameters = super()._read_parameters(stored, model)
-        for name in ("bandwidth_interval", "bandwidth_reference"):
-            if isinstance(stored[name], list):
-                parameters[name] = tuple(stored[name])
-        if not isinstance(stored["recipe"], str):
-            parameters["recipe"] = recipe_from_dict(stored["recipe"])
-        if stored["projection"] == OWN_MODULE:
-            parameters["projection"] = model.projection
-        return parameters
+        own = {"projection": model.projection} if stored["projection"] == OWN_MODULE else {}
+        return parameters | own
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, tensors = super()._extra_state()
-        values["training_curve"] = None if self.training_curve_ is None else asdict(self.training_curve_)
-        checkpoint = {"checkpoint_step": self.checkpoint_step_, "checkpoint_losses": self.checkpoint_losses_}
-        return values | checkpoint, tensors
+        return values | {name: to_stored(getattr(self, name)) for name in TRAINING_RESULTS}, tensors
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         super()._restore_fit(state, model, classes)
-        values = state.values
-        curve = values["training_curve"]
-        self.training_curve_ = None if curve is None else TrainingCurve(**{k: tuple(v) for k, v in curve.items()})
-        self.checkpoint_step_ = values["checkpoint_step"]
-        self.checkpoint_losses_ = tuple(values["checkpoint_losses"])
+        for name in TRAINING_RESULTS:
+            setattr(self, name, from_stored(state.values[name]))
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

@@ -6,7 +6,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -36,7 +36,7 @@ from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
-from kcal.projection import OWN_MODULE, frozen_copy, log_lengths
+from kcal.projection import OWN_MODULE, FastRecipe, PaperRecipe, TrainingCurve, frozen_copy, log_lengths
 from kcal.samples import Samples, code_groups, relative_weights
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -52,6 +52,16 @@ from kcal.validation import (
 
 Index = NDArray[np.int64]
 Inputs = tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]
+RECORDS: tuple[type[Any], ...] = (
+    Updates,
+    BandwidthRecord,
+    BandwidthCurve,
+    Counters,
+    FastRecipe,
+    PaperRecipe,
+    TrainingCurve,
+)
+"""Dataclasses that files may have, as objects of JSON with the name of the class."""
 STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logits")
 """Columns of samples in a file; labels and points are those of the model."""
 
@@ -549,8 +559,7 @@ class KernelCalibrator(Calibrator):
         return super(KernelCalibrator, self.snapshot()).state()
 
     def _stored_parameters(self) -> dict[str, Any]:
-        stored = dict(self.get_params(deep=False))
-        stored["updates"] = None if self.updates is None else asdict(self.updates)
+        stored = {name: to_stored(value) for name, value in self.get_params(deep=False).items()}
         prior = check_prior(self.prior, self.classes_)
         if prior is not None and not isinstance(self.prior, str):
             stored["prior"] = prior.tolist()  # a mapping would need text as keys
@@ -558,8 +567,7 @@ class KernelCalibrator(Calibrator):
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
-        updates = None if stored["updates"] is None else Updates(**stored["updates"])
-        return {**stored, "updates": updates}
+        return {name: from_stored(value) for name, value in stored.items()} | {"prior": stored["prior"]}
 
     @classmethod
     def _model_parts(
@@ -577,16 +585,12 @@ class KernelCalibrator(Calibrator):
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, samples = self._fit, self._fit.samples
-        values = {
-            "bandwidth_history": [asdict(record) for record in fit.history],
-            "bandwidth_curve": None if fit.curve is None else asdict(fit.curve),
-            "counters": asdict(fit.counters),
-            "samples": None,
-        }
+        names = ("history", "curve", "counters")
+        values: dict[str, Any] = {name: to_stored(getattr(fit, name)) for name in names}
         if samples is None:
-            return values, {}
-        names = {"ids": samples.ids, "groups": samples.group_names}
-        values["samples"] = {name: None if part is None else encode_classes(part) for name, part in names.items()}
+            return values | {"samples": None}, {}
+        named = {"ids": samples.ids, "groups": samples.group_names}
+        values["samples"] = {name: None if part is None else encode_classes(part) for name, part in named.items()}
         columns = {name: getattr(samples, name) for name in STORED_COLUMNS if getattr(samples, name) is not None}
         columns["fingerprints"] = columns["fingerprints"].view(np.int64)
         return values, {f"samples.{name}": torch.as_tensor(column) for name, column in columns.items()}
@@ -598,15 +602,19 @@ class KernelCalibrator(Calibrator):
         if len(classes) != estimate.n_classes:
             raise FileFormatError("the stored classes do not fit the model.")
         samples = None if values["samples"] is None else read_samples(state, estimate.support, classes)
-        curve = values["bandwidth_curve"]
+        history, curve, counters = (from_stored(values[name]) for name in ("history", "curve", "counters"))
+        if curve is not None:
+            curve = replace(curve, bandwidths=np.array(curve.bandwidths), losses=np.array(curve.losses))
+        if not all(isinstance(record, BandwidthRecord) for record in history) or not isinstance(counters, Counters):
+            raise FileFormatError("the stored history of the bandwidth is damaged.")
         self._fit = Fit(
             model=model,
             classes=classes,
             fingerprints=np.sort(state.tensors["fingerprints"].numpy().view(np.uint64)),
             samples=samples,
-            counters=Counters(**values["counters"]),
-            history=read_history(values["bandwidth_history"]),
-            curve=None if curve is None else read_curve(curve),
+            counters=counters,
+            history=history,
+            curve=curve,
             kind=ArrayKind(is_torch=False, device=estimate.points.device, dtype=estimate.points.dtype),
         )
         self._table = None
@@ -660,22 +668,20 @@ def read_samples(state: CalibratorState, support: Any, classes: NDArray[Any]) ->
     )
 
 
-def read_curve(stored: Mapping[str, Any]) -> BandwidthCurve:
-    """Return the curve of a bandwidth search from a file."""
-    arrays = {name: np.array(stored[name], dtype=np.float64) for name in ("bandwidths", "losses")}
-    return BandwidthCurve(**{**stored, **arrays})
+def to_stored(value: Any) -> Any:
+    """Return a value with objects of JSON in place of records, and lists in place of tuples."""
+    if isinstance(value, RECORDS):
+        named = {entry.name: to_stored(getattr(value, entry.name)) for entry in fields(value)}
+        return {"record": type(value).__name__, **named}
+    return [to_stored(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
-def read_history(stored: Sequence[Mapping[str, Any]]) -> tuple[BandwidthRecord, ...]:
-    """Return the records of the bandwidths from a file."""
-    history = tuple(BandwidthRecord(**{**record, "classes": tuple(record["classes"])}) for record in stored)
-    for record in history:
-        counts = (record.n_samples, record.n_classes, record.n_updates)
-        numbers = (record.bandwidth, record.size)
-        valid = all(type(count) is int for count in counts) and all(type(number) in (int, float) for number in numbers)
-        if not valid or min(*counts, *numbers) < 0 or record.source not in ("search", "law", "given"):
-            raise FileFormatError("the stored history of the bandwidth is damaged.")
-    return history
+def from_stored(value: Any) -> Any:
+    """Return the value that :func:`to_stored` stored."""
+    if isinstance(value, dict):
+        kind = {record.__name__: record for record in RECORDS}[value["record"]]
+        return kind(**{name: from_stored(entry) for name, entry in value.items() if name != "record"})
+    return tuple(map(from_stored, value)) if isinstance(value, list) else value
 
 
 def _names(ids: Any) -> list[Any]:

@@ -148,6 +148,11 @@ class BandwidthRecord:
     metric: str = ""
     classes: tuple[Any, ...] = field(default=(), repr=False)
 
+    def __post_init__(self) -> None:
+        _check_counts(self.n_samples, self.n_classes, self.n_updates)
+        if not (self.bandwidth >= 0 and self.size >= 0 and self.source in ("search", "law", "given")):
+            raise ValueError(f"a record of a bandwidth is damaged: {self}")
+
 
 def with_record(history: Sequence[BandwidthRecord], record: BandwidthRecord) -> tuple[BandwidthRecord, ...]:
     """Return the history with one more record; of those between two searches only the latest is kept."""
@@ -155,6 +160,11 @@ def with_record(history: Sequence[BandwidthRecord], record: BandwidthRecord) -> 
     if record.source == "search":  # only the latest search needs its classes
         searches = [replace(entry, classes=()) for entry in searches]
     return (*searches, record)
+
+
+def _check_counts(*counts: int) -> None:
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        raise ValueError(f"counts must be integers from 0, not {counts}")
 
 
 def check_updates(updates: Any) -> Updates:
@@ -174,6 +184,9 @@ class Counters:
     next_id: int  # for a sample without an id
     clock: int = 0  # samples added since the fit
     own_ids: bool = True  # whether the fit was given ids
+
+    def __post_init__(self) -> None:
+        _check_counts(self.n_updates, self.next_id, self.clock)
 
     @classmethod
     def of(cls, samples: Samples) -> Counters:

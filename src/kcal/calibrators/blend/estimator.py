@@ -313,9 +313,7 @@ class KCalBlend(KernelCalibrator):
     # Files and parameters
 
     def _stored_parameters(self) -> dict[str, Any]:
-        stored = super()._stored_parameters()
-        del stored["head"]  # the model has it
-        return stored
+        return {**super()._stored_parameters(), "head": None}  # the model has it
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
