@@ -17,7 +17,7 @@ from kcal.benchmark.results import TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import predict_on
-from kcal.calibrators.reduction import METHODS
+from kcal.calibrators.compress import METHODS
 
 SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Support points per sample."""

@@ -21,7 +21,7 @@ blend = KCalBlend().fit(cal.embeddings, names[cal.labels], logits=cal.logits, cl
 row = 14
 explanation = blend.explain(test.embeddings[[row]], k=5, logits=test.logits[[row]])
 figure = plt.figure(figsize=(11, 6.5), layout="constrained")
-axes = plots.explanation(explanation, images=cal.images, query=test.images[row], figure=figure)
+plots.explanation(explanation, images=cal.images, query=test.images[row], figure=figure)
 
 # %%
 # The same as a table. The shares of a class sum to its probability. Below it is what decided

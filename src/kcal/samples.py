@@ -22,9 +22,11 @@ from kcal.validation import (
     check_ids,
     check_integer,
     check_labels,
+    check_nonnegative,
     check_weights,
     collect_classes,
     encode_labels,
+    to_array,
 )
 
 Index = NDArray[np.int64]
@@ -38,7 +40,8 @@ MAX_SKLEARN_SEED = 2**32
 class Samples:
     """Labelled samples, one entry each.
 
-    ``embeddings``, (n, h), and ``logits``, (n, n_classes), are tensors, or None where a method does not take them.
+    ``embeddings``, (n, h), and ``logits``, (n, n_classes), are tensors, or None where a method does not take them. The
+    last four columns are for calibrators whose samples may change after the fit.
     """
 
     embeddings: Any = None
@@ -46,9 +49,13 @@ class Samples:
     codes: Index  # positions of the labels in ``classes``
     classes: NDArray[Any]
     weights: Floats  # mean 1 over the positive ones
-    groups: Index | None = None
+    groups: Index | None = None  # numbered in the order of their first samples
     ids: NDArray[Any] | None = None
-    indices: Index  # rows of X
+    indices: Index  # rows of X; −1 after updates
+    group_names: Any = None  # groups as they were given: text, numbers or booleans
+    log_weights: Any = None  # of the weights as they were given; −inf for 0
+    log_lengths: Any = None  # of the embeddings
+    fingerprints: Any = None  # of the rows of X
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -76,6 +83,10 @@ class Samples:
     def with_classes(self, classes: NDArray[Any]) -> Samples:
         """Return the same samples with other classes, which hold all labels."""
         return replace(self, codes=encode_labels(self.labels, classes, "train_labels"), classes=classes)
+
+    def without_rows(self) -> Samples:
+        """Return the samples without their embeddings, which a model has."""
+        return replace(self, embeddings=None)
 
     def spread_index(self, n: int) -> Index:
         """Return the positions of no more than ``n`` samples, spread evenly over the classes; all in their order."""
@@ -161,7 +172,23 @@ def check_samples(
         groups=None if groups is None else code_groups(check_groups(groups, n, names[1])),
         ids=None if ids is None else check_ids(ids, n),
         indices=np.arange(n),
+        group_names=None if groups is None else named_groups(groups),
+        log_weights=log_weights(sample_weight, n),
     )
+
+
+def named_groups(groups: Any) -> NDArray[Any]:
+    """Return checked groups as text, numbers or booleans, (n,)."""
+    names = to_array(groups, "groups")
+    return names if names.dtype.kind in "biufU" else names.astype(str)
+
+
+def log_weights(sample_weight: Any, n: int) -> Floats:
+    """Return the logarithms of weights as they are given, (n,); 0 without weights."""
+    if sample_weight is None:
+        return np.zeros(n)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(check_nonnegative(sample_weight, n, "sample_weight")))
 
 
 def code_groups(groups: NDArray[Any]) -> Index:

@@ -241,27 +241,6 @@ def test_far_from_all_samples_the_kernel_estimate_is_the_network(blend: KCalBlen
     np.testing.assert_allclose(again, probs, atol=1e-6)
 
 
-def test_without_logits_classes_follow_samples_and_frequencies(problem: Any) -> None:
-    alone = KCalBlend().fit(problem.embeddings, problem.labels)
-    assert not alone.needs_logits_
-    estimate = KCal(projection="identity").fit(problem.embeddings, problem.labels)
-    losses = [
-        negative_log_likelihood(each.predict_proba(problem.test_embeddings), problem.test_labels)
-        for each in (alone, estimate)
-    ]
-    assert losses[0] < losses[1] + 0.02
-
-
-def test_long_embeddings_are_compared_by_direction() -> None:
-    generator = np.random.default_rng(0)
-    rows, labels = generator.normal(size=(200, 20)), np.arange(200) % 2
-    rows[labels == 1, 0] += 2
-    blend = KCalBlend().fit(rows, labels)
-    assert blend.model_.metric == "unit"
-    queries = generator.normal(size=(10, 20))
-    np.testing.assert_allclose(blend.predict_proba(9.0 * queries), blend.predict_proba(queries), atol=1e-9)
-
-
 def test_prior_shifts_the_probabilities_as_bayes_says(blend: KCalBlend, problem: Any) -> None:
     plain = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
     prior = np.array([0.7, 0.2, 0.1])
@@ -269,46 +248,3 @@ def test_prior_shifts_the_probabilities_as_bayes_says(blend: KCalBlend, problem:
     moved = blend_of(problem, prior=prior).predict_proba(problem.test_embeddings, logits=problem.test_logits)
     np.testing.assert_allclose(moved, expected / expected.sum(axis=1, keepdims=True), atol=1e-6)
     np.testing.assert_allclose(blend.frequencies_, np.bincount(problem.labels) / 240, atol=0.01)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_classes_in_a_group_of_their_own_do_not_mislead() -> None:
-    generator = np.random.default_rng(1)
-    labels = generator.permutation(np.arange(2300) % 3)
-    logits = 4 * np.eye(3)[labels] + 1.5 * generator.normal(size=(2300, 3))
-    x = generator.normal(size=(2300, 8)) + 1.5 * np.eye(8)[labels]
-    cal, test = slice(0, 300), slice(300, None)
-    uncalibrated = negative_log_likelihood(softmax(logits[test], axis=1), labels[test])
-    for groups in (labels[cal], np.where(labels[cal] == 2, 0, np.arange(300) % 4)):
-        blend = KCalBlend(seed=2**40).fit(x[cal], labels[cal], logits=logits[cal], groups=groups)
-        found = negative_log_likelihood(blend.predict_proba(x[test], logits=logits[test]), labels[test])
-        assert found < 1.1 * uncalibrated
-
-
-def test_log_evidence_is_the_density_of_the_samples(blend: KCalBlend, problem: Any) -> None:
-    kcal = KCal(projection="identity", bandwidth=blend.bandwidth_).fit(problem.embeddings, problem.labels)
-    np.testing.assert_allclose(
-        blend.log_evidence(problem.test_embeddings), kcal.log_evidence(problem.test_embeddings), atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("unit", [0.02, 30.0])
-def test_logits_of_another_unit_give_about_the_same(problem: Any, unit: float) -> None:
-    losses = []
-    for factor in (1.0, unit):
-        blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=factor * problem.logits)
-        probs = blend.predict_proba(problem.test_embeddings, logits=factor * problem.test_logits)
-        losses.append(negative_log_likelihood(probs, problem.test_labels))
-    assert losses[1] < losses[0] + 0.01
-
-
-def test_the_order_of_the_samples_matters_little() -> None:
-    example = load_example()
-    cal, test, rows = example.calibration, example.test, np.random.default_rng(0).permutation(300)
-    probs = []
-    for index in (np.arange(300), rows):
-        blend = KCalBlend().fit(cal.embeddings[index], cal.labels[index], logits=cal.logits[index])
-        probs.append(blend.predict_proba(test.embeddings[:2000], logits=test.logits[:2000]))
-    assert np.abs(probs[0] - probs[1]).mean() < 0.004
-    losses = [negative_log_likelihood(part, test.labels[:2000]) for part in probs]
-    assert losses[0] == pytest.approx(losses[1], abs=0.004)

@@ -20,11 +20,9 @@ from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_s
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from torch import nn
-from typer.testing import CliRunner
 
 from kcal import CalibratedClassifier, KCalBlend, load, save
 from kcal.calibrators import fit_on, predict_on
-from kcal.cli import app
 from kcal.deployment import HeadPredictor, metadata_of, write_onnx
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
@@ -145,14 +143,6 @@ def drop_last_column(rows: Any) -> Any:
     return rows[:, :-1]
 
 
-def test_head_is_stored_as_given() -> None:
-    head = layer()
-    blend = KCalBlend(head=head)
-    assert blend.get_params()["head"] is head
-    assert torch.equal(clone(blend).head.weight, head.weight)
-    assert blend.set_params(head="nonsense").head == "nonsense"  # only fit looks at it
-
-
 def test_loaded_blend_fits_again(problem: Problem, tmp_path: Path) -> None:
     loaded = load(save(fit_head(layer()), tmp_path / "model.kcal"))
     weight, _ = loaded.head
@@ -180,17 +170,6 @@ def test_export_networks_and_records_need_embeddings_only(problem: Problem, tmp_
     predictor = HeadPredictor(blend)
     assert predictor.names == ("embeddings",)
     assert write_onnx(predictor, (new[:8],), tmp_path / "head.onnx", metadata=metadata_of(blend)).exists()
-
-
-def test_command_line_predicts_and_evaluates_without_logits(problem: Problem, tmp_path: Path) -> None:
-    model, data, out = (str(tmp_path / name) for name in ("model.kcal", "test.npz", "p.npy"))
-    save(fitted(), model)
-    for logits in ({}, {"logits": problem.test_logits}):
-        np.savez(data, embeddings=problem.test_embeddings, labels=problem.test_labels, **logits)
-        for words in (("predict", model, data, "-o", out), ("evaluate", model, data, "--no-intervals")):
-            result = CliRunner().invoke(app, words)
-            assert result.exit_code == 0, result.output
-        np.testing.assert_array_equal(np.load(out), fitted().predict_proba(problem.test_embeddings))
 
 
 def test_logits_beside_a_head_are_refused(problem: Problem) -> None:

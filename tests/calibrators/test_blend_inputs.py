@@ -12,8 +12,6 @@ import pytest
 from scipy.special import softmax
 
 from kcal import KCalBlend
-from kcal.calibrators import fit_on, predict_on
-from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
 
 
@@ -43,20 +41,6 @@ def test_logits_are_needed_or_refused_as_at_the_fit(problem: Any) -> None:
 def test_bad_parameters_are_refused(problem: Any, name: str, value: Any) -> None:
     with pytest.raises(InvalidInputError, match=f"^{name} "):
         KCalBlend(**{name: value}).fit(problem.embeddings, problem.labels, logits=problem.logits)
-
-
-def test_score_is_the_accuracy(problem: Any) -> None:
-    blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
-    right = blend.predict(problem.test_embeddings, logits=problem.test_logits) == problem.test_labels
-    assert blend.score(problem.test_embeddings, problem.test_labels, logits=problem.test_logits) == right.mean()
-    weights = np.linspace(0, 1, len(right))
-    found = blend.score(problem.test_embeddings, problem.test_labels, logits=problem.test_logits, sample_weight=weights)
-    assert found == pytest.approx(np.average(right, weights=weights))
-
-
-def test_one_group_is_not_enough(problem: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"two (different )?groups"):
-        KCalBlend().fit(problem.embeddings, problem.labels, groups=np.zeros(240))
 
 
 def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem: Any) -> None:
@@ -97,16 +81,6 @@ def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: A
         for damaged in (tensor[..., :-1], tensor.half()):
             with pytest.raises(FileFormatError, match=name.rpartition(".")[2]):
                 KCalBlend.from_state(replace(state, tensors=state.tensors | {name: damaged}))
-
-
-def test_dispatcher_hands_it_both(problem: Any) -> None:
-    both = ClassifierOutputs(problem.embeddings, problem.logits, problem.labels)
-    fitted = fit_on(KCalBlend(), both)
-    found = predict_on(fitted, ClassifierOutputs(problem.test_embeddings, problem.test_logits))
-    expected = fitted.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    np.testing.assert_array_equal(found, expected)
-    with pytest.raises(InvalidInputError, match="takes embeddings"):
-        fit_on(KCalBlend(), ClassifierOutputs(None, problem.logits, problem.labels))
 
 
 def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:

@@ -12,10 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans
 
 import kcal
-from kcal import KCal, KCalBlend, KCalLogits
+from kcal import KCal, KCalBlend
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import negative_log_likelihood
 from kcal.samples import code_groups, cross_folds
@@ -104,18 +103,6 @@ def test_weight_and_mean_of_every_class_are_kept(seed: int, n: int, size: int, m
         assert found <= samples
 
 
-@pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning", "ignore::kcal.MissingClassWarning")
-def test_duplicates_are_merged_into_one_point_each() -> None:
-    places, chosen = np.array([[0.0, 0.0], [5.0, 1.0], [9.0, 9.0]]), np.array([0, 1, 1, 2, 0, 1, 0])
-    weights, labels = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]), np.array([0] * 6 + [1])
-    calibrator = KCal(projection="identity", bandwidth=1.0).fit(places[chosen], labels, sample_weight=weights)
-    for size in (4, 5, 6):  # no more distinct points than four
-        points, codes, kept = points_of(calibrator.compress(size))
-        order = np.lexsort((points[:, 0], codes))
-        np.testing.assert_allclose(points[order], places[[0, 1, 2, 0]])
-        np.testing.assert_allclose(kept[order] / kept.sum(), np.array([6.0, 11.0, 4.0, 7.0]) / 28)
-
-
 def one_class(calibrator: KCal, rows: Any, labels: Any, weights: Any, size: int, method: str) -> Any:
     """Return kernel, weights, rows that are kept and their weights, of the first class."""
     points, codes, kept = points_of(calibrator.compress(size, method=method))
@@ -158,42 +145,6 @@ def test_thinning_is_among_the_best_of_all_choices(size: int, method: str, share
         np.testing.assert_allclose(kept, 12 / size, rtol=1e-9)
         ranks.append(np.mean(np.array(losses) < discrepancy(gram, weights, chosen, kept) - 1e-9))
     assert np.mean(ranks) <= share
-
-
-@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
-def test_no_exchange_of_the_last_point_improves_kernel_thinning() -> None:
-    gram, weights, rows, kept = one_class(*random_fit(3, 40), 14, "kernel-thinning")
-    own = discrepancy(gram, weights, rows, kept)
-    for other in set(range(len(gram))) - set(rows):
-        assert own <= discrepancy(gram, weights, [*rows[:-1], other], kept) + 1e-12
-
-
-def test_thinning_is_closer_to_all_points_than_random_ones_also_in_parts_of_large_classes() -> None:
-    generator = np.random.default_rng(0)
-    labels = np.array([0] * 2_500 + [1] * 900 + [2] * 900)
-    rows = 2.0 * np.eye(3)[labels] + generator.normal(size=(4_300, 3))
-    queries = rows[::7] + 0.3
-    calibrator = KCal(projection="identity", bandwidth=0.5, progress=False).fit(rows, labels)
-    exact = gaussian_posteriors(queries, rows, labels, np.ones(4_300), 0.5, 3)
-
-    def error(method: str) -> float:
-        parts = points_of(calibrator.compress(430, method=method))
-        return float(np.abs(gaussian_posteriors(queries, *parts, 0.5, 3) - exact).mean())
-
-    assert max(error("kernel-thinning"), error("herding")) < 0.7 * error("random")
-
-
-def test_many_clusters_are_almost_as_tight_as_those_of_one_kmeans() -> None:
-    rows = np.random.default_rng(0).normal(size=(6_001, 32)).astype(np.float32)
-    calibrator = KCal(projection="identity", bandwidth=1.0, progress=False).fit(rows, [0] * 6_000 + [1], classes=[0, 1])
-    points = points_of(calibrator.compress(1_000))[0]
-    assert abs(len(points) - 1_000) <= 20
-    whole = KMeans(1_000, n_init=1, max_iter=5, random_state=0).fit(rows).cluster_centers_
-
-    def scatter(centroids: Any) -> float:
-        return float(torch.cdist(torch.from_numpy(rows), torch.from_numpy(centroids)).amin(dim=1).square().mean())
-
-    assert scatter(points) < 1.15 * scatter(whole)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -325,12 +276,6 @@ def test_all_samples_stay_where_merging_is_no_clear_gain() -> None:
     assert merged.compression_.fewest >= 3
 
 
-def test_merging_keeps_a_given_bandwidth(problem: Any) -> None:
-    merged = KCal(projection="unit", support="merged", bandwidth=0.11).fit(problem.x, problem.y)
-    assert merged.bandwidth_ == 0.11
-    assert merged.support_size_ < 260
-
-
 @pytest.mark.parametrize("size", [260, 1.0, 10**6])
 def test_as_many_points_as_samples_warn_and_change_nothing(fitted: KCal, problem: Any, size: Any) -> None:
     with pytest.warns(KcalWarning, match="260 samples"):
@@ -372,12 +317,6 @@ def test_files_modules_and_evidence_keep_working(fitted: KCal, problem: Any, tmp
         assert "260 samples" in small.summary()["support"]
 
 
-def test_loaded_calibrator_can_be_compressed(fitted: KCal, problem: Any, tmp_path: Path) -> None:
-    loaded = kcal.load(kcal.save(fitted, tmp_path / "all.kcal"))
-    expected = fitted.compress(25).predict_proba(problem.test_x)
-    np.testing.assert_array_equal(loaded.compress(25).predict_proba(problem.test_x), expected)
-
-
 def test_compressed_support_cannot_be_compressed_or_updated(fitted: KCal, problem: Any) -> None:
     small = fitted.compress(30)
     with pytest.raises(InvalidInputError, match="compressed before"):
@@ -402,20 +341,6 @@ BAD_ARGUMENTS = [
 def test_invalid_arguments_are_named(fitted: KCal, arguments: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(arguments), "size")):
         fitted.compress(**arguments)
-
-
-@pytest.mark.parametrize(
-    "parameters", [{"support": "some"}, {"min_cluster_size": 0}, {"support": "merged", "bandwidth": "published"}]
-)
-def test_invalid_parameters_are_named(problem: Any, parameters: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError, match=next(iter(parameters))):
-        KCal(projection="unit", **parameters).fit(problem.x, problem.y)
-
-
-def test_kcal_on_logits_is_compressed_too(problem: Any) -> None:
-    small = KCalLogits(projection="identity").fit(problem.z, problem.y).compress(0.1)
-    assert small.predict_proba(problem.test_z).shape == (260, 3)
-    assert small.support_size_ == 26
 
 
 def test_blend_is_compressed(problem: Any, tmp_path: Path) -> None:

@@ -73,14 +73,6 @@ def test_rows_that_are_much_longer_have_no_evidence(fitted: dict[str, Any], name
         assert calibrator.evidence(0.01 * FRESH).mean() < 0.01
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_of_another_distribution_have_little_evidence(fitted: dict[str, Any], name: str) -> None:
-    generator = np.random.default_rng(3)
-    directions = -2.0 * np.eye(3, N_FEATURES)[generator.integers(0, 3, 500)]
-    outside = directions + 0.5 * generator.normal(size=(500, N_FEATURES))  # lengths are ordinary
-    assert np.median(fitted[name].evidence(outside)) < (0.2 if name == "identity" else 0.05)
-
-
 def test_the_evidence_is_the_share_of_samples_of_lower_leave_one_out_density(fitted: dict[str, Any]) -> None:
     calibrator = fitted["identity"]
     bandwidth, squares = calibrator.bandwidth_, ((ROWS[:, None] - ROWS) ** 2).sum(axis=2)
@@ -103,21 +95,6 @@ def test_the_length_is_combined_with_the_density_where_the_metric_ignores_it(fit
     np.testing.assert_allclose(calibrator.evidence(rows), 1 - (1 - smallest) ** 2, atol=0.01)
 
 
-def test_normalised_embeddings_are_not_judged_by_rounding() -> None:
-    unit, fresh = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (ROWS, FRESH))
-    calibrator = KCal(projection="unit").fit(unit.astype(np.float32), LABELS)
-    assert np.median(calibrator.evidence(fresh.astype(np.float16))) > 0.2
-    assert np.median(calibrator.evidence(1.1 * fresh)) == 0
-
-
-@pytest.mark.parametrize("projection", ["unit", "identity"])
-def test_equal_samples_have_all_evidence_for_themselves_and_none_for_others(projection: str) -> None:
-    rows = np.ones((40, 3), dtype=np.float32)
-    calibrator = KCal(projection=projection, bandwidth=0.1).fit(rows, np.arange(40) % 2)
-    with_others = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0], [3.0, 3.0, 3.0]])
-    np.testing.assert_array_equal(calibrator.evidence(with_others), [1.0, 0.0, 0.0])
-
-
 def test_groups_are_left_out_whole() -> None:
     rows, labels = np.repeat(ROWS[:100], 3, axis=0), np.repeat(LABELS[:100], 3)
     groups = np.repeat(np.arange(100), 3)
@@ -137,25 +114,11 @@ def test_a_weight_of_zero_leaves_a_sample_out_of_the_reference() -> None:
     np.testing.assert_allclose(weighted.evidence(FRESH), part.evidence(FRESH), atol=1e-9)
 
 
-def test_of_many_samples_some_are_the_reference() -> None:
-    rows, labels = draw(1_500, 4)
-    calibrator = KCal(projection="identity", bandwidth=0.3).fit(rows, labels)
-    assert len(calibrator.calibration_log_evidence_) == 1_000
-    assert kstest(calibrator.evidence(FRESH), "uniform").statistic < 0.1
-
-
 @pytest.mark.parametrize("name", [*NAMES, "logits"])
 def test_the_evidence_is_saved(fitted: dict[str, Any], name: str, tmp_path: Path) -> None:
     rows = FRESH[:, : fitted[name].n_features_in_]
     loaded = load(save(fitted[name], tmp_path / "model"))
     np.testing.assert_array_equal(loaded.evidence(rows), fitted[name].evidence(rows))
-
-
-def test_the_evidence_has_the_kind_of_its_rows(fitted: dict[str, Any]) -> None:
-    for name in NAMES:
-        evidence = fitted[name].evidence(torch.from_numpy(FRESH).float())
-        assert evidence.dtype == torch.float32
-        np.testing.assert_allclose(evidence.numpy(), fitted[name].evidence(FRESH), atol=0.02)
 
 
 class Cosines(nn.Module):
@@ -190,10 +153,6 @@ def test_few_samples_are_warned_of_with_what_leave_one_out_expects() -> None:
     assert found.groups()[:2] == ("23", "3")
     assert found[3] == f"{100 * (probs.argmax(axis=1) == LABELS[:23]).mean():.1f}"
     assert found[4] == f"{-np.log(own).mean():.3f}"
-
-
-def test_enough_samples_are_not_warned_of() -> None:
-    KCal(projection="identity").fit(ROWS[:24], LABELS[:24])
 
 
 def test_the_summary_of_a_blend_compares_it_with_the_network() -> None:

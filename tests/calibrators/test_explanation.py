@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import builtins
+import json
 import re
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
-from kcal import FastRecipe, KCal, KCalBlend, KCalLogits, load, save
+from kcal import KCal, KCalBlend, load, save
 from kcal.calibrators import Explanation
-from kcal.errors import FewSamplesWarning, HeldOutWarning, InvalidInputError, LeakageWarning, MissingExtraError
+from kcal.errors import FewSamplesWarning, InvalidInputError, LeakageWarning
 from synthetic import Problem
 
 QUERIES = slice(0, 12)
@@ -58,24 +57,13 @@ def test_samples_and_shares_of_kcal_are_those_of_a_loop(
         assert explanation.rows[row].tolist() == largest.tolist()
         assert explanation.labels[row].tolist() == problem.labels[largest].tolist()
         np.testing.assert_allclose(explanation.shares[row], shares[largest], rtol=1e-9)
-        np.testing.assert_allclose(explanation.distances[row, :, 0], distances[largest], rtol=1e-12)
+        np.testing.assert_allclose(explanation.distances[row], distances[largest], rtol=1e-12)
         shares[largest] = 0.0
         np.testing.assert_allclose(
             explanation.rest[row], np.bincount(problem.labels, weights=shares), rtol=1e-8, atol=1e-14
         )
     assert list(explanation.parts) == ["smoothing"]
-    assert explanation.log_odds is None
-
-
-def test_all_samples_leave_no_rest_and_many_queries_are_explained_as_few(problem: Problem) -> None:
-    model = KCal(projection="identity", kernel="matern32").fit(problem.embeddings, problem.labels)
-    queries = problem.test_embeddings[QUERIES]
-    explanation = model.explain(queries, k=1000)
-    assert explanation.ids.shape == (12, 240)
-    assert explanation.rest.max() < 1e-14
-    again = model.explain(np.tile(problem.test_embeddings, (2, 1)), k=1000)  # more than fit in a block
-    assert again[QUERIES].ids.tolist() == again[600:612].ids.tolist() == explanation.ids.tolist()
-    np.testing.assert_allclose(again[600:612].shares, explanation.shares, rtol=1e-9)
+    assert not explanation.log_odds
 
 
 def test_where_the_prior_excludes_all_mass_the_prior_itself_is_the_explanation() -> None:
@@ -91,23 +79,6 @@ def test_where_the_prior_excludes_all_mass_the_prior_itself_is_the_explanation()
     assert explanation.rows[:2].tolist() == [[0, 1], [1, 0]]  # without shares, the nearest
 
 
-def test_rows_are_those_of_the_calibration_set_where_half_was_held_out(problem: Problem) -> None:
-    with pytest.warns(HeldOutWarning):
-        model = KCal(recipe=FastRecipe(steps=12, batch_size=120, checkpoints=3)).fit(problem.embeddings, problem.labels)
-    explanation = model.explain(problem.test_embeddings[QUERIES])
-    assert set(explanation.rows.ravel()) <= set(model.support_indices_)
-    np.testing.assert_array_equal(problem.labels[explanation.rows], explanation.labels)
-
-
-def test_logits_are_explained_in_the_space_of_their_log_softmax(problem: Problem) -> None:
-    model = KCalLogits(projection="identity").fit(problem.logits, problem.labels)
-    explanation = model.explain(problem.test_logits[QUERIES], k=1)
-    points, queries = (torch.log_softmax(torch.from_numpy(rows), 1) for rows in (problem.logits, problem.test_logits))
-    distances, nearest = torch.cdist(queries[QUERIES], points).min(dim=1)
-    assert explanation.rows[:, 0].tolist() == nearest.tolist()
-    np.testing.assert_allclose(explanation.distances[:, 0, 0], distances, rtol=1e-9)
-
-
 @pytest.fixture(scope="module")
 def blend(problem: Problem) -> KCalBlend:
     return KCalBlend(prior=[0.5, 0.3, 0.2]).fit(problem.embeddings, problem.labels, logits=problem.logits)
@@ -121,11 +92,9 @@ def test_the_log_odds_of_a_blend_are_the_sum_of_its_terms(problem: Problem, blen
     log_probs = blend.predict_log_proba(queries, logits=problem.test_logits)
     top = np.sort(log_probs, axis=1)[:, ::-1]
     odds = explanation.log_odds
-    assert odds is not None
-    assert odds.terms == ("network", "refit", "samples", "prior")
-    np.testing.assert_allclose(odds.total, top[:, 0] - top[:, 1], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(odds.contributions[-1, odds.terms.index("samples")], 0.0, atol=1e-6)
+    assert list(odds) == ["network", "refitted layer", "similar samples", "prior"]
+    np.testing.assert_allclose(sum(odds.values()), top[:, 0] - top[:, 1], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(odds["similar samples"][-1], 0.0, atol=1e-6)
     np.testing.assert_allclose(whole(explanation), np.exp(log_probs), rtol=1e-12, atol=1e-300)
 
 
@@ -135,8 +104,7 @@ def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend
     rows, estimate = torch.from_numpy(queries), model.estimate
     experts = model.experts(estimate.class_sums(rows), estimate.project(rows), rows, torch.from_numpy(logits))
     explanation = blend.explain(queries, k=3, logits=logits)
-    assert explanation.metrics == ("identity",)
-    assert list(explanation.parts) == ["network", "refit"]
+    assert list(explanation.parts) == ["network", "refitted layer"]
     for row, query in enumerate(queries):
         kernel = np.exp(-((problem.embeddings - query) ** 2).sum(axis=1) / (2 * 6 * blend.bandwidth_**2))
         counts = np.bincount(problem.labels, weights=kernel, minlength=3)
@@ -156,7 +124,7 @@ def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend
         largest = np.argsort(-shares)[:3]
         assert explanation.rows[row].tolist() == largest.tolist()
         np.testing.assert_allclose(explanation.shares[row], shares[largest], rtol=1e-7)
-        np.testing.assert_allclose(explanation.parts["refit"][row], refit / p * probs, rtol=1e-7)
+        np.testing.assert_allclose(explanation.parts["refitted layer"][row], refit / p * probs, rtol=1e-7)
 
         a, b = np.argsort(-probs)[:2]
 
@@ -169,11 +137,10 @@ def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend
         in_pool = lam["pool"] * mean(pool) / mean(p)
         term = in_pool * w["refit"] * change(np.log(r)) + lam["refit"] * change(r) / mean(p)
         odds = explanation.log_odds
-        assert odds is not None
-        np.testing.assert_allclose(odds.contributions[row, odds.terms.index("refit")], term, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(odds["refitted layer"][row], term, rtol=1e-6, atol=1e-12)
         term = in_pool * w["samples"] * change(d["pool"] * near["pool"]) / mean(d["pool"])
         term += lam["samples"] * change(d["mixture"] * near["mixture"]) / mean(p)
-        np.testing.assert_allclose(odds.contributions[row, odds.terms.index("samples")], term, rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(odds["similar samples"][row], term, rtol=1e-6, atol=1e-12)
 
 
 def test_a_blend_without_weight_on_some_rows_names_rows_of_the_calibration_set(
@@ -188,9 +155,8 @@ def test_a_blend_without_weight_on_some_rows_names_rows_of_the_calibration_set(
         assert weights[explanation.rows].all()
         np.testing.assert_array_equal(explanation.labels, problem.labels[explanation.rows])
         distances = np.linalg.norm(rows[explanation.rows].astype(float) - queries[:, None], axis=2)
-        np.testing.assert_allclose(explanation.distances[:, :, 0], distances, rtol=1e-9)
+        np.testing.assert_allclose(explanation.distances, distances, rtol=1e-9)
         np.testing.assert_allclose(whole(explanation), model.predict_proba(queries), rtol=1e-7)
-        assert explanation.log_odds is not None
 
 
 def test_a_masked_second_class_is_named(problem: Problem) -> None:
@@ -199,13 +165,14 @@ def test_a_masked_second_class_is_named(problem: Problem) -> None:
     logits = problem.test_logits[QUERIES, :2].copy()
     logits[:6, 1] = -1e9
     explanation = fitted.explain(problem.test_embeddings[QUERIES], logits=logits)
-    odds = explanation.log_odds
-    assert odds is not None
-    assert odds.terms[-1] == "masked"
-    assert np.isposinf(odds.total[:6]).all()
-    assert np.isposinf(odds.contributions[:6, -1]).all()
-    assert np.isfinite(odds.contributions[:, :-1]).all()
-    np.testing.assert_allclose(odds.contributions[6:].sum(axis=1), odds.total[6:], rtol=1e-12)
+    *others, masked = explanation.log_odds.values()
+    assert list(explanation.log_odds)[-1] == "masked"
+    assert np.isposinf(masked[:6]).all()
+    assert not masked[6:].any()
+    assert np.isfinite(others).all()
+    entry = json.loads(json.dumps(explanation.to_dict(), allow_nan=False))[0]["log_odds"]
+    assert entry["total"] is None
+    assert entry["terms"]["masked"] is None
 
 
 def test_a_class_without_samples_is_carried_by_the_network(problem: Problem) -> None:
@@ -215,10 +182,9 @@ def test_a_class_without_samples_is_carried_by_the_network(problem: Problem) -> 
     np.testing.assert_allclose(whole(explanation), explanation.probabilities, rtol=1e-12)
     assert not explanation.rest[:, 2].any()
     assert (explanation.parts["network"][:, 2] > 0).all()
-    odds = explanation.log_odds
-    assert odds is not None
-    assert (odds.first == 2).any()
-    np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-11, atol=1e-12)
+    assert (explanation.predictions == 2).any()
+    top = np.sort(np.log(explanation.probabilities), axis=1)
+    np.testing.assert_allclose(sum(explanation.log_odds.values()), top[:, 2] - top[:, 1], rtol=1e-9, atol=1e-9)
 
 
 @pytest.fixture
@@ -229,52 +195,47 @@ def small(problem: Problem) -> Explanation:
     return model.explain(problem.test_embeddings[:7], k=2)
 
 
-def test_an_index_gives_the_explanation_of_these_predictions(small: Explanation, problem: Problem, blend: KCalBlend):
-    assert len(small) == 7
-    parts = list(small)
-    assert [part.ids.tolist() for part in parts] == [[ids] for ids in small.ids.tolist()]
+def test_index_keeps_the_numbers_of_the_rows(small: Explanation, problem: Problem, blend: KCalBlend) -> None:
+    assert [part.ids.tolist() for part in small] == [[ids] for ids in small.ids.tolist()]
     assert small[-1].probabilities.tolist() == small.probabilities[6:].tolist()
     assert small[[4, 2]].parts["smoothing"].shape == (2, 3)
+    assert str(small[[4, 2]]).startswith("row 4: ")
+    assert [entry["row"] for entry in small[[4, 2]].to_dict()] == [4, 2]
     explained = blend.explain(problem.test_embeddings[:7], logits=problem.test_logits[:7])
-    assert explained[2:4].log_odds.total.tolist() == explained.log_odds.total[2:4].tolist()
+    assert explained[2:4].log_odds["network"].tolist() == explained.log_odds["network"][2:4].tolist()
     with pytest.raises(IndexError):
         small[7]
-    with pytest.raises(FrozenInstanceError):
-        small.shares = None
 
 
-def test_a_frame_has_all_shares(small: Explanation, problem: Problem, blend: KCalBlend) -> None:
-    frame = small.to_frame()
+def test_frame_and_dictionaries_have_all_shares(small: Explanation) -> None:
+    frame = small[[5, 1]].to_frame()
     assert list(frame) == ["row", "part", "id", "class", "share", "distance"]
     sums = frame.groupby(["row", "class"])["share"].sum().unstack()
-    np.testing.assert_allclose(sums, small.probabilities, rtol=1e-12)
-    samples = frame[frame["part"] == "sample"]
-    assert samples["id"].tolist() == small.ids.ravel().tolist()
+    np.testing.assert_allclose(sums.loc[[5, 1]], small.probabilities[[5, 1]], rtol=1e-12)
+    samples = frame[frame["part"] == "similar sample"]
+    assert samples["id"].tolist() == small.ids[[5, 1]].ravel().tolist()
     assert samples["distance"].notna().all()
-    assert frame.loc[frame["part"] != "sample", ["id", "distance"]].isna().all(axis=None)
-    explained = blend.explain(problem.test_embeddings[:7], logits=problem.test_logits[:7])
-    assert list(explained.to_frame())[-1] == "distance"
-    terms = explained.log_odds.to_frame()
-    np.testing.assert_allclose(terms.iloc[:, 3:].sum(axis=1), terms["total"])
-    assert isinstance(terms, pd.DataFrame)
+    assert frame.loc[frame["part"] != "similar sample", ["id", "distance"]].isna().all(axis=None)
+    for entry, one in zip(json.loads(json.dumps(small.to_dict())), small, strict=True):
+        assert list(entry["probabilities"].values()) == one.probabilities[0].tolist()
+        assert entry["prediction"] == one.predictions[0]
+        assert [sample["share"] for sample in entry["samples"]] == one.shares[0].tolist()
+        found = sum(sample["share"] for sample in entry["samples"])
+        found += sum(sum(part.values()) for part in (entry["rest"], *entry["parts"].values()))
+        assert found == pytest.approx(1.0)
 
 
-def test_a_frame_without_pandas_says_how_to_install_it(small: Explanation, monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = builtins.__import__
-
-    def refuse(name: str, *args: Any, **options: Any) -> Any:
-        if name == "pandas":
-            raise ModuleNotFoundError("no pandas", name=name)
-        return imported(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(MissingExtraError, match="pip install pandas"):
-        small.to_frame()
+def test_rows_far_from_all_samples_have_few_similar_ones(problem: Problem) -> None:
+    model = KCal(projection="identity").fit(problem.embeddings, problem.labels)
+    rows = np.concatenate([problem.test_embeddings[:5], problem.test_embeddings[:5] + 50])
+    explanation = model.explain(rows)
+    np.testing.assert_array_equal(explanation.evidence, model.evidence(rows))
+    assert ["few similar samples" in explanation.heading(row) for row in range(10)] == [False] * 5 + [True] * 5
 
 
 def test_printed_columns_sum_to_the_probabilities(small: Explanation) -> None:
     heading, *lines = small[0].cells()
-    assert heading[:3] == ["sample", "label", "distance"]
+    assert heading[:3] == ["similar sample", "label", "distance"]
     order = np.argsort(-small.probabilities[0])
     assert heading[3:] == small.classes[order].tolist()
     numbers = np.array([[float(cell or 0) for cell in line[3:]] for line in lines])
@@ -305,25 +266,12 @@ def test_rows_of_the_fit_warn_and_are_carried_by_themselves(problem: Problem) ->
     assert not explanation.distances.any()
 
 
-def test_tensors_in_half_precision_are_explained(problem: Problem) -> None:
-    rows = torch.from_numpy(problem.embeddings).to(torch.bfloat16)
-    model = KCal(projection="identity").fit(rows, problem.labels)
-    queries = torch.from_numpy(problem.test_embeddings).to(torch.bfloat16)
-    explanation = model.explain(queries)
-    assert isinstance(explanation.shares, np.ndarray)
-    np.testing.assert_allclose(whole(explanation), model.predict_proba(queries).double(), rtol=1e-6)
-    assert len(explanation.metrics) == 1
-
-
 def test_a_compressed_blend_is_explained_by_its_points(problem: Problem, blend: KCalBlend) -> None:
     small = blend.compress(30)
     queries, logits = problem.test_embeddings[QUERIES], problem.test_logits[QUERIES]
     explanation = small.explain(queries, logits=logits)
     assert (explanation.rows == -1).all()
     np.testing.assert_allclose(whole(explanation), small.predict_proba(queries, logits=logits), rtol=1e-9)
-    odds = explanation.log_odds
-    assert odds is not None
-    np.testing.assert_allclose(odds.contributions.sum(axis=1), odds.total, rtol=1e-12, atol=1e-12)
 
 
 def test_centroids_are_named_by_the_number_of_their_samples(problem):

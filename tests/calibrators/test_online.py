@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
 
-from kcal import InvalidInputError, KCal, KCalLogits, KcalWarning, MissingClassWarning, Updates, load, save
+from kcal import InvalidInputError, KCal, KcalWarning, MissingClassWarning, Updates, load, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning", "ignore::kcal.MissingClassWarning")
 
@@ -270,10 +270,3 @@ def test_options_and_history_are_stored(tmp_path: Path) -> None:
     for calibrator in (live, loaded):
         calibrator.partial_fit(ROWS[90:100], LABELS[90:100])
     np.testing.assert_array_equal(loaded.predict_proba(QUERIES), live.predict_proba(QUERIES))
-
-
-def test_logits_as_embeddings_live_on_too() -> None:
-    options: dict[str, Any] = {"projection": "identity", "bandwidth": 0.7, "progress": False}
-    live = KCalLogits(**options).fit(ROWS[:30], LABELS[:30]).partial_fit(ROWS[30:60] + 5.0, LABELS[30:60])
-    fresh = KCalLogits(**options).fit(ROWS[:60], LABELS[:60])  # a constant added to logits changes nothing
-    np.testing.assert_allclose(live.predict_proba(QUERIES), fresh.predict_proba(QUERIES), atol=1e-12)

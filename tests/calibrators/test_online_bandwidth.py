@@ -10,7 +10,7 @@ import pytest
 
 from kcal import KCal, KCalBlend, MissingClassWarning, Updates, load, save
 from kcal.calibrators import BandwidthRecord
-from kcal.kernels import fit_bandwidth_law, size_of_rarest_class
+from kcal.kernels import fit_bandwidth_law
 
 GENERATOR = np.random.default_rng(0)
 LABELS = np.arange(600) % 2
@@ -37,11 +37,6 @@ def test_searches_come_when_the_samples_have_grown_by_half() -> None:
     assert live.bandwidth_history_[-1].n_samples == 480
     assert live.bandwidth_curve_ is None
     assert live.bandwidth_ == live.bandwidth_history_[-1].bandwidth
-
-
-def test_few_samples_are_searched_more_often() -> None:
-    assert sizes_of_searches(100, 136, 4)[1] == [100, 112, 124]
-    assert sizes_of_searches(100, 120, 4, updates=Updates(growth=1.03))[1] == list(range(100, 121, 4))
 
 
 def test_updates_without_predictions_lead_to_one_search_at_most() -> None:
@@ -83,19 +78,6 @@ def test_a_class_that_takes_the_place_of_another_leads_to_a_search_too(tmp_path:
     assert live.bandwidth_history_[0].classes == ()
     live.partial_fit(ROWS[101:102], [5]).refresh()  # forgotten before that search
     assert live.bandwidth_history_[-1].source == "search"
-
-
-def test_a_window_of_constant_size_is_searched_again_too() -> None:
-    live, _ = sizes_of_searches(200, 600, 50, updates=Updates(window=200))
-    searches = [record for record in live.bandwidth_history_ if record.source == "search"]
-    assert [record.n_updates for record in searches] == [200, 300, 400, 500, 600]
-    assert {record.n_samples for record in searches} == {200}
-
-
-def test_a_given_bandwidth_stays() -> None:
-    live = kcal(bandwidth=0.3).fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:400], LABELS[100:400]).refresh()
-    (record,) = live.bandwidth_history_
-    assert (record.source, record.bandwidth, record.n_samples) == ("given", 0.3, 400)
 
 
 @pytest.mark.parametrize(
@@ -152,30 +134,6 @@ def test_the_exponent_is_between_that_of_the_searches_and_that_of_the_theory_unl
     assert Updates().law([record(5.0, 1.0, "given")], dimension=30, exponent=None) is None
 
 
-@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
-def test_where_most_samples_are_alone_in_their_classes_searches_scan() -> None:
-    labels = np.repeat(np.arange(60), 2)
-    rows = 3.0 * ROWS[labels] + ROWS[200:320]
-    first = np.r_[0:120:2, 1]  # one pair, which says nothing of the others
-    rest = np.setdiff1d(np.arange(120), first)
-    live = kcal().fit(rows[first], labels[first])
-    spans = []
-    for chosen in (rest[:20], rest[20:]):
-        live.partial_fit(rows[chosen], labels[chosen]).refresh()
-        tried = live.bandwidth_curve_.bandwidths
-        spans.append(tried.max() / tried.min())
-    assert spans[0] > 9.9 > 4.0 > spans[1]  # the usual interval, 10 : 1, and the neighbourhood
-
-
-def test_the_history_counts_what_the_law_needs() -> None:
-    weights = np.linspace(0.5, 2.0, 130)
-    live = kcal().fit(ROWS[:100], LABELS[:100], sample_weight=weights[:100])
-    live.partial_fit(ROWS[100:130], LABELS[100:130], sample_weight=weights[100:]).refresh()
-    last = live.bandwidth_history_[-1]
-    assert last.size == pytest.approx(size_of_rarest_class(LABELS[:130], weights, 2))
-    assert (last.n_samples, last.n_classes, last.n_updates) == (130, 2, 130)
-
-
 # Searches that are left for later
 
 CODES = GENERATOR.integers(0, 3, 240)
@@ -222,16 +180,6 @@ def test_before_it_a_kcal_has_the_bandwidth_of_the_power_law() -> None:
     assert record.bandwidth == pytest.approx(expected)
     fixed = KCal(projection="identity", bandwidth=record.bandwidth).fit(EMBEDDINGS, CODES)
     np.testing.assert_allclose(probabilities(early), probabilities(fixed), rtol=1e-9)
-
-
-def test_before_it_a_blend_has_its_weights_and_all_samples() -> None:
-    first = make(KCalBlend, 0, 120)
-    weights = first.weights_
-    live = make(KCalBlend, 120, 240, first)
-    early = live.snapshot(search=False)
-    assert early.weights_ == weights
-    assert len(early.ids_) == 240
-    assert live.snapshot().weights_ != weights
 
 
 @pytest.mark.parametrize("kind", [KCal, KCalBlend])

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kcal import InvalidInputError, KCalBlend, Updates, load, save
 
@@ -82,25 +81,6 @@ def test_samples_that_come_again_leave_the_density(fresh: KCalBlend) -> None:
     np.testing.assert_allclose(again.log_evidence(QUERIES), fresh.log_evidence(QUERIES), atol=1e-9)
 
 
-def test_corrected_and_forgotten_samples_count_towards_the_next_fit() -> None:
-    live = fitted(0, 240)
-    live.correct(np.arange(60), LABELS[:60])
-    live.forget(np.arange(60))
-    expected = fitted(60, 240)
-    np.testing.assert_allclose(probabilities(live), probabilities(expected), atol=1e-9)
-    np.testing.assert_array_equal(live.ids_, expected.ids_)
-
-
-def test_with_a_head_no_logits_are_needed() -> None:
-    weight, bias = GENERATOR.normal(size=(3, 20)), GENERATOR.normal(size=3)
-    make = lambda: KCalBlend(progress=False, head=(weight, bias))  # noqa: E731
-    live = make().fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:200], LABELS[100:200])
-    expected = make().fit(ROWS[:200], LABELS[:200])
-    np.testing.assert_allclose(live.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)
-    with pytest.raises(InvalidInputError, match=r"^logits "):
-        live.partial_fit(ROWS[:1], LABELS[:1], logits=LOGITS[:1])
-
-
 def test_a_class_may_appear_only_without_logits() -> None:
     live = fitted(0, 120)
     (row, _), options = part(120, 121)
@@ -137,17 +117,3 @@ def test_samples_without_weight_play_no_part(tmp_path: Path) -> None:
         np.testing.assert_allclose(probabilities(calibrator), probabilities(expected), atol=1e-9)
         np.testing.assert_allclose(calibrator.evidence(QUERIES), expected.evidence(QUERIES), atol=1e-9)
         np.testing.assert_array_equal(calibrator.ids_, np.flatnonzero(weights[:240]))
-
-
-def test_tensors_come_back_as_tensors() -> None:
-    (rows, labels), options = part(0, 120, full=False)
-    live = blend().fit(torch.from_numpy(rows), labels, logits=torch.from_numpy(options["logits"]))
-    live.partial_fit(ROWS[120:130], LABELS[120:130], logits=LOGITS[120:130])
-    with torch.inference_mode():
-        probs = live.predict_proba(torch.from_numpy(QUERIES), logits=torch.from_numpy(QUERY_LOGITS))
-    assert isinstance(probs, torch.Tensor)
-    np.testing.assert_array_equal(probs.numpy(), probabilities(live))
-    module = live.as_module()
-    np.testing.assert_allclose(
-        module(torch.from_numpy(QUERIES), torch.from_numpy(QUERY_LOGITS)).numpy(), probs.numpy(), atol=1e-9
-    )

@@ -86,14 +86,6 @@ def test_the_only_member_of_a_class_costs_the_published_clip(problem: Any) -> No
     assert fitted.bandwidth_curve_.loss == pytest.approx(np.mean(losses), rel=1e-9)
 
 
-def test_folds_do_not_depend_on_samples_without_weight(problem: Any) -> None:
-    weights = np.tile([1.0, 0.0, 2.0], 80)
-    kept = weights > 0
-    whole = identity(folds=4).fit(problem.embeddings, problem.labels, sample_weight=weights)
-    part = identity(folds=4).fit(problem.embeddings[kept], problem.labels[kept], sample_weight=weights[kept])
-    assert whole.bandwidth_ == pytest.approx(part.bandwidth_, rel=1e-6)
-
-
 @pytest.mark.parametrize("grouped", [False, True])
 def test_what_decides_about_the_learning_rate_is_the_leave_one_out_loss_on_the_calibration_set(
     problem: Any, grouped: bool, monkeypatch: pytest.MonkeyPatch

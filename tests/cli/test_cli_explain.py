@@ -30,7 +30,7 @@ def test_a_row_is_shown_with_its_samples_and_their_shares(run, model, test_set, 
     for place in range(2):
         assert expected.ids[17, place] in words  # ids of the fit
         assert f"{expected.shares[17, place]:.4f}" in words
-        assert f"{expected.distances[17, place, 0]:.4g}" in words
+        assert f"{expected.distances[17, place]:.4g}" in words
     assert expected.ids[17, 2] not in words
     for probability in expected.probabilities[17]:
         assert f"{probability:.4f}" in words
@@ -73,8 +73,8 @@ def test_a_blend_shows_its_log_odds(run, blend, test_set):
     assert f"log-odds of {odds['first']} against {odds['second']}" in output
     assert f"{odds['total']:+.4f}" in output
     assert sum(odds["terms"].values()) == pytest.approx(odds["total"], rel=1e-12)
-    assert set(entry["parts"]) == {"network", "refit"}
-    assert set(entry["samples"][0]["distances"]) == {"identity"}
+    assert set(entry["parts"]) == {"network", "refitted layer"}
+    assert entry["samples"][0]["distance"] > 0
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

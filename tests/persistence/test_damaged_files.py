@@ -102,9 +102,9 @@ def value_of(header: Any, entry: tuple[str, ...]) -> Any:
         ("model.codes", torch.zeros(240)),
         ("model.log_weights", torch.ones(3)),
         ("model.log_weights", torch.full((240,), torch.inf, dtype=torch.float64)),
-        ("samples.groups", torch.ones(3)),
+        ("samples.log_lengths", torch.ones(3)),
         ("fingerprints", torch.ones(3)),
-        ("indices", torch.arange(3)),
+        ("samples.indices", torch.arange(3)),
     ]
     + [("model.points", torch.full((240, 6), number).double()) for number in (1e19, -1e19, torch.inf, torch.nan)],
 )

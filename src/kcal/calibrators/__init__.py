@@ -3,7 +3,7 @@
 from kcal.calibrators.base import CalibrationModel, Calibrator, CalibratorState, PredictionModule
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
-from kcal.calibrators.explain import Explanation, LogOdds
+from kcal.calibrators.explain import Explanation
 from kcal.calibrators.gp import GaussianProcessCalibration
 from kcal.calibrators.imax import IMaxBinning
 from kcal.calibrators.kcal import KCal, KCalLogits
@@ -52,7 +52,6 @@ __all__ = [
     "KCalLogits",
     "KNNInterpolation",
     "LastLayerRefit",
-    "LogOdds",
     "MatrixScaling",
     "Method",
     "OrderPreservingCalibration",

@@ -1,4 +1,8 @@
-"""A smaller support, whose size and bandwidth out-of-fold predictions choose.
+"""A smaller support: fewer points that stand for the samples, as many as out-of-fold predictions choose.
+
+"kmeans" merges clusters of a class into centroids, c_j = Σ_{i in j} w_i·z_i / W_j of weight W_j = Σ_{i in j} w_i. The
+other methods keep samples: "random" ones, or those that preserve the kernel mean of their class,
+Σ_i w_i·φ(z_i, ·) / Σ_i w_i, by "herding" or "kernel-thinning". The total weight of every class stays.
 
 A reduced support contains every sample, if only as a part of a centroid: leaving out a point of it leaves out no
 sample. So each sample is predicted from the reduced samples of the other folds, reduced as all samples are, to
@@ -11,29 +15,44 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.metrics import pairwise_distances_argmin
 
-from kcal.calibrators.kernel_model import Compression, KernelModel
-from kcal.calibrators.reduction import METHODS, reduce_samples
+from kcal.calibrators.kernel_model import Compression, KernelModel, sorted_support
 from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
 from kcal.kernels import (
     BandwidthCurve,
+    MotherKernel,
     PredictedLoss,
     PreparedSupport,
     SortedSupport,
     get_kernel,
     search_bandwidth,
-    sort_support,
 )
 from kcal.progress import progress_bar
 from kcal.samples import Floats, Index, Samples, cross_folds
-from kcal.validation import ALMOST_ZERO, check_choice, check_integer, check_number, shown
+from kcal.threads import openmp_threads_for
+from kcal.validation import (
+    ALMOST_ZERO,
+    check_choice,
+    check_integer,
+    check_number,
+    checked_parameters,
+    parameter,
+    shown,
+)
 
-ModelT = TypeVar("ModelT", bound=KernelModel)
+Points = NDArray[np.floating]
+Choice = tuple[Index, Floats]
+"""Rows that are kept, and their weights."""
 
+METHODS = ("kmeans", "kernel-thinning", "herding", "random")
 FOLDS = 5
 MAX_PREDICTED = 5_000
 """Samples that are predicted to choose a bandwidth and a size; of more so many are chosen at random."""
@@ -47,27 +66,30 @@ REFINEMENTS = 3
 """Halvings, on a logarithmic scale, of the interval in which the smallest size is."""
 TINY = np.finfo(np.float64).tiny
 MAX_POINTS = 10**12
+MAX_ITERATIONS = 20
+"""Iterations of k-means: more change nothing that predictions show."""
+LARGE = 1e8
+"""Points × centroids × dimensions from which k-means runs first for coarse cells, then within each of them."""
+MAX_PART = 2_000
+"""Herding and kernel thinning need the kernel between all points: a larger class is thinned in random parts."""
 
 
 @dataclass(frozen=True)
 class CompressionOptions:
     """How an estimate gets a smaller support: parameters of ``compress``."""
 
-    method: str = "kmeans"
-    min_cluster_size: int = 1
+    method: str = parameter("kmeans", check_choice, choices=METHODS)
+    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_POINTS)
     seed: int = 0
     progress: bool | None = None
     n_folds: int = FOLDS
     fixed_bandwidth: bool = False
 
-    def checked(self) -> CompressionOptions:
-        """Return the options; raise if they are invalid."""
-        check_choice(self.method, "method", METHODS)
-        check_integer(self.min_cluster_size, "min_cluster_size", minimum=1, maximum=MAX_POINTS)
+    def __post_init__(self) -> None:
+        checked_parameters(self)
         if self.min_cluster_size > 1 and self.method != "kmeans":
             got = shown(self.min_cluster_size)
             raise InvalidInputError("min_cluster_size", 'applies to method="kmeans" only', got=got)
-        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +120,8 @@ class Trials:
             expected = "must not have been compressed before: its points are no samples"
             raise InvalidInputError("support", expected, remedy="Compress the calibrator with all samples.")
         self.samples, self.options, self.bandwidth = samples_of(estimate.support, groups), options, estimate.bandwidth
+        self.n_samples, self.smallest = len(self.samples), len(np.unique(self.samples.codes))  # one point per class
+        self.changes_nothing = options.min_cluster_size == 1  # as many points as samples are the samples
         self._kernel, self._after_each, self._trials = get_kernel(estimate.kernel), after_each, dict[int, Trial]()
         folds = cross_folds(self.samples.codes, self.samples.groups, options.n_folds, options.seed)
         candidates = np.flatnonzero(folds == 0) if self.n_samples > MANY_SAMPLES else np.arange(self.n_samples)
@@ -105,21 +129,6 @@ class Trials:
         self._predicted = [self.samples.select(chosen[folds[chosen] == fold]) for fold in np.unique(folds[chosen])]
         self._others = [self.samples.select(np.flatnonzero(folds != fold)) for fold in np.unique(folds[chosen])]
         self._weights = np.concatenate([part.weights for part in self._predicted])
-
-    @property
-    def n_samples(self) -> int:
-        """Number of samples, the largest size."""
-        return len(self.samples)
-
-    @property
-    def smallest(self) -> int:
-        """One point for each class that has samples."""
-        return len(np.unique(self.samples.codes))
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether as many points as samples are the samples."""
-        return self.options.min_cluster_size == 1
 
     def __getitem__(self, size: int) -> Trial:
         """Return the trial of a size, made once."""
@@ -130,13 +139,11 @@ class Trials:
 
     def reduce(self, samples: Samples, size: int) -> tuple[Samples, Index]:
         """Return at most ``size`` points for samples, and the number of samples behind each."""
-        method, seed, min_cluster_size = self.options.method, self.options.seed, self.options.min_cluster_size
-        kernel: dict[str, Any] = {"kernel": self._kernel, "bandwidth": self.bandwidth}
-        return reduce_samples(samples, size, method, seed=seed, min_cluster_size=min_cluster_size, **kernel)
+        return reduce_samples(samples, size, self.options, self._kernel, self.bandwidth)
 
     def _try(self, size: int) -> Trial:
         share = size / self.n_samples
-        supports = [support_of(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
+        supports = [sorted_support(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
         loss = PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
         if self.options.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
             value = loss(self.bandwidth)
@@ -171,7 +178,7 @@ class Trials:
     @cached_property
     def _full_log_probs(self) -> torch.Tensor:
         """Out-of-fold log probabilities with all samples of the other folds, at their bandwidth, (n_predicted,)."""
-        supports = [support_of(others) for others in self._others]
+        supports = [sorted_support(others) for others in self._others]
         return self._own_probs(supports, [self.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
 
     @property
@@ -220,12 +227,6 @@ def samples_of(support: SortedSupport, groups: Index | None) -> Samples:
     )
 
 
-def support_of(samples: Samples) -> SortedSupport:
-    """Return samples sorted by class, for kernel sums."""
-    codes = torch.from_numpy(samples.codes).to(samples.embeddings.device)
-    return sort_support(samples.embeddings, codes, samples.n_classes, torch.from_numpy(samples.weights))
-
-
 # Which size is taken
 
 FindSize = Callable[[Trials], Trial]
@@ -240,28 +241,20 @@ def check_target(size: Any, max_loss_increase: Any) -> FindSize:
         return partial(select_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
     if isinstance(size, float | np.floating):
         expected = "must be an integer, or a share of the samples above 0 and at most 1"
-        return partial(select_share, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
+        return partial(select_size, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
     return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_POINTS))
 
 
-def select_size(size: int, trials: Trials) -> Trial:
-    """Return the trial of a number of points."""
-    if size < trials.smallest:
+def select_size(size: int | float, trials: Trials) -> Trial:
+    """Return the trial of a number of points, or of a share of the samples, but at least one point per class."""
+    is_share = isinstance(size, float)
+    n_points = max(round(size * trials.n_samples), trials.smallest) if is_share else int(size)
+    if n_points < trials.smallest:
         expected = f"must be at least {trials.smallest:,}, one point for each class that has samples"
         raise InvalidInputError("size", expected, got=str(size))
-    _warn_unchanged(size >= trials.n_samples, size, trials)
-    return trials[min(size, trials.n_samples)]
-
-
-def select_share(share: float, trials: Trials) -> Trial:
-    """Return the trial of a share of the samples, but at least one point per class."""
-    _warn_unchanged(share == 1, share, trials)
-    return trials[max(round(share * trials.n_samples), trials.smallest)]
-
-
-def _warn_unchanged(is_whole: bool, size: int | float, trials: Trials) -> None:
-    if is_whole and trials.changes_nothing:
+    if trials.changes_nothing and (size == 1 if is_share else size >= trials.n_samples):
         warn(f"The support has {trials.n_samples:,} samples, so that size={size:,} leaves it as it is.", KcalWarning)
+    return trials[min(n_points, trials.n_samples)]
 
 
 def select_one_se(trials: Trials) -> Trial:
@@ -301,8 +294,8 @@ def select_within(share: float, trials: Trials) -> Trial:
 
 
 def compress_model(
-    model: ModelT, groups: Index | None, find_size: FindSize, options: CompressionOptions
-) -> tuple[ModelT, Trial]:
+    model: KernelModel, groups: Index | None, find_size: FindSize, options: CompressionOptions
+) -> tuple[KernelModel, Trial]:
     """Return the model with the support that ``find_size`` chooses, and its trial.
 
     ``groups`` are those of the points in the original order. Where no smaller support is chosen, the model is
@@ -323,4 +316,191 @@ def compress_model(
         references = torch.from_numpy(quantiles).to(references.device)
     config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": trials.n_samples}
     tensors = {"log_densities": references, "log_lengths": model.log_lengths}
-    return model.with_support(support_of(reduced)).changed(tensors, n_references=n, **config), trial
+    return model.with_support(sorted_support(reduced)).changed(tensors, n_references=n, **config), trial
+
+
+# Fewer points
+
+
+def reduce_samples(
+    samples: Samples, size: int, options: CompressionOptions, kernel: MotherKernel, bandwidth: float
+) -> tuple[Samples, Index]:
+    """Return at most ``size`` points, in proportion to those of each class, and the number of samples behind each.
+
+    ``samples`` have points as embeddings, and positive weights. "herding" and "kernel-thinning" preserve the means of
+    the kernel at the bandwidth.
+    """
+    if size >= len(samples) and options.min_cluster_size == 1:
+        return samples, np.ones(len(samples), dtype=np.int64)
+    sizes = sizes_per_class(size, np.bincount(samples.codes, minlength=samples.n_classes))
+    values, parts = samples.embeddings.cpu().numpy(), []
+    for code in np.flatnonzero(sizes):
+        rows = np.flatnonzero(samples.codes == code)
+        points, weights, m = values[rows], samples.weights[rows], int(sizes[code])
+        if options.method == "kmeans":
+            parts.append(_merge(points, weights, m, options.seed, options.min_cluster_size))
+        else:
+            chosen, kept = _thin(points, weights, m, options.method, options.seed, kernel, bandwidth)
+            parts.append((points[chosen], kept, np.ones(m, dtype=np.int64)))
+    points, weights, members = (np.concatenate(column) for column in zip(*parts, strict=True))
+    codes = np.repeat(np.flatnonzero(sizes), [len(part[1]) for part in parts])
+    embeddings = torch.from_numpy(points).to(samples.embeddings)
+    return replace(samples, embeddings=embeddings, codes=codes, weights=weights, groups=None), members
+
+
+def sizes_per_class(size: int, counts: Index) -> Index:
+    """Return the number of points that each class keeps, (n_classes,): ``size`` in all, in proportion to its points.
+
+    m_k = 1 + (size − K)·(n_k − 1) / (n − K), rounded by the largest remainder, K being the number of classes with
+    points. Every class keeps a point, and none gets more than it has. ``size`` is bounded by K and n.
+    """
+    present = counts > 0
+    n_present, n_points = int(present.sum()), int(counts.sum())
+    free = min(max(size, n_present), n_points) - n_present
+    quotas = free * np.where(present, counts - 1, 0) / max(n_points - n_present, 1)
+    sizes = np.floor(quotas).astype(np.int64)
+    missing = free - int(sizes.sum())
+    sizes[np.argsort(sizes - quotas, kind="stable")[:missing]] += 1
+    return np.where(present, sizes + 1, 0)
+
+
+def _merge(
+    points: Points, weights: Floats, size: int, seed: int, min_cluster_size: int
+) -> tuple[Points, Floats, Index]:
+    """Return centroids of the points of a class, their weights, and the number of points behind each.
+
+    There are fewer than ``size`` where points coincide, or where a cluster of fewer than ``min_cluster_size`` points is
+    dissolved into the nearest others.
+    """
+    size = min(size, max(len(points) // min_cluster_size, 1))
+    clusters = _cluster(points, weights, size, seed)
+    small = np.bincount(clusters)[clusters] < min_cluster_size
+    if small.all():
+        clusters = np.zeros_like(clusters)
+    elif small.any():
+        large, clusters[~small] = np.unique(clusters[~small], return_inverse=True)
+        centroids = _centroids(points[~small], weights[~small], clusters[~small], len(large))[0]
+        clusters[small] = pairwise_distances_argmin(points[small], centroids)
+    kept, clusters = np.unique(clusters, return_inverse=True)
+    return *_centroids(points, weights, clusters, len(kept)), np.bincount(clusters).astype(np.int64)
+
+
+def _cluster(points: Points, weights: Floats, size: int, seed: int) -> Index:
+    """Return the cluster of each point, (n,): k-means or, where that takes too long, k-means within coarse cells."""
+    if size <= 1 or size >= len(points):
+        return np.zeros(len(points), dtype=np.int64) if size <= 1 else np.arange(len(points))
+    if points.size * size < LARGE:
+        return _kmeans(points, weights, size, seed)
+    cells, clusters, start = _kmeans(points, weights, max(round(size**0.5), 2), seed), np.empty(len(points), int), 0
+    bounds = np.round(size * np.concatenate([[0.0], np.cumsum(np.bincount(cells)) / len(points)])).astype(int)
+    for cell, n_clusters in enumerate(np.diff(bounds)):
+        rows = np.flatnonzero(cells == cell)
+        if len(rows):
+            clusters[rows] = start + _cluster(points[rows], weights[rows], max(int(n_clusters), 1), seed)
+            start = int(clusters[rows].max()) + 1
+    return clusters
+
+
+def _kmeans(points: Points, weights: Floats, size: int, seed: int) -> Index:
+    from sklearn.cluster import KMeans  # here, because its import takes long
+
+    if points.size * size < LARGE:
+        points = points.astype(np.float64)  # faster in small k-means: single precision is computed in chunks
+    model = KMeans(size, n_init=1, max_iter=MAX_ITERATIONS, random_state=seed)
+    with warnings.catch_warnings(), openmp_threads_for(points.size * size):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
+        clusters: Index = model.fit(points, sample_weight=weights).labels_.astype(np.int64)
+    return clusters
+
+
+def _centroids(points: Points, weights: Floats, clusters: Index, n_clusters: int) -> tuple[Points, Floats]:
+    """Return the weighted means of the clusters 0 to n_clusters − 1, which have points, and their weights."""
+    totals = np.bincount(clusters, weights=weights).astype(np.float64)
+    members = csr_array((weights, (clusters, np.arange(len(clusters)))), shape=(n_clusters, len(clusters)))
+    return (members @ points / totals[:, None]).astype(points.dtype), totals
+
+
+def _thin(
+    points: Points, weights: Floats, size: int, method: str, seed: int, kernel: MotherKernel, bandwidth: float
+) -> Choice:
+    """Return the points of a class that are kept: random ones, or those that preserve the kernel mean."""
+    order = np.random.default_rng(seed).permutation(len(points))
+    if method == "random":  # their weights grow by a common factor
+        rows = np.sort(order[:size])
+        return rows, weights[rows] * (weights.sum() / weights[rows].sum())
+    parts = np.array_split(order, min(-(-len(points) // MAX_PART), size))
+    sizes = sizes_per_class(size, np.array([len(part) for part in parts]))
+    choices = []
+    for part, m in zip(parts, sizes.tolist(), strict=True):
+        gram = _gram(points[part], kernel, bandwidth)
+        rows, kept = _herd(gram, weights[part], m) if method == "herding" else _halve(gram, weights[part], m, seed)
+        choices.append((part[rows], kept))
+    return np.concatenate([rows for rows, _ in choices]), np.concatenate([kept for _, kept in choices])
+
+
+def _gram(points: Points, kernel: MotherKernel, bandwidth: float) -> Floats:
+    """Return the kernel between all points, (n, n), in float64."""
+    rows = torch.from_numpy(points).double()
+    squares = torch.cdist(rows, rows).square() / (rows.shape[1] * bandwidth**2)
+    gram: Floats = kernel.log_profile(squares, rows.shape[1]).exp().numpy()
+    return gram
+
+
+def _herd(gram: Floats, weights: Floats, size: int) -> Choice:
+    """Keep ``size`` points of equal weight by kernel herding (Chen, Welling and Smola, 2010), none of them twice.
+
+    x_t = argmax_x μ(x) − Σ_{s<t} φ(x, x_s) / t, where μ is the kernel mean of the class.
+    """
+    mean = gram @ (weights / weights.sum())
+    kept: list[int] = []
+    repulsion, free = np.zeros(len(mean)), np.ones(len(mean), dtype=bool)
+    for step in range(1, size + 1):
+        best = int(np.argmax(np.where(free, mean - repulsion / step, -np.inf)))
+        kept.append(best)
+        free[best] = False
+        repulsion += gram[:, best]
+    return np.array(kept), np.full(size, weights.sum() / size)
+
+
+def _halve(gram: Floats, weights: Floats, size: int, seed: int) -> Choice:
+    """Keep ``size`` points by kernel thinning (Dwivedi and Mackey, 2021): halving rounds, then swaps.
+
+    In a round random pairs of points become one of the two each, with the weight of both: the one that leaves the
+    kernel mean closer to that of the class. A last round has only as many pairs as are needed.
+    """
+    generator, target = np.random.default_rng(seed), weights @ gram
+    rows, kept = np.arange(len(weights)), weights.astype(np.float64)
+    while len(rows) > size:
+        order = generator.permutation(len(rows))
+        rows, kept, n_pairs = rows[order], kept[order], min(len(rows) // 2, len(rows) - size)
+        error = kept @ gram[rows] - target  # kernel sum of what is kept less that of all, at every point
+        places = np.arange(2 * n_pairs).reshape(n_pairs, 2)
+        survivors = np.empty(n_pairs, dtype=np.int64)
+        for pair, (first, second) in enumerate(places):
+            one, other = rows[first], rows[second]
+            distance, slope = gram[one, one] + gram[other, other] - 2.0 * gram[one, other], error[one] - error[other]
+            gain, loss = kept[second], kept[first]  # what the survivor gains if it is the first, the second
+            # squared distance of the kernel means: |error|² + 2·gain·slope + gain²·distance, or with −loss
+            keeps_first = 2.0 * gain * slope + gain**2 * distance <= -2.0 * loss * slope + loss**2 * distance
+            survivors[pair] = first if keeps_first else second
+            error += (gain if keeps_first else -loss) * (gram[one] - gram[other])
+        rest = np.arange(2 * n_pairs, len(rows))
+        rows, kept = rows[np.concatenate([survivors, rest])], np.concatenate([kept[places].sum(axis=1), kept[rest]])
+    return _swap(gram, target, rows, kept), kept
+
+
+def _swap(gram: Floats, target: Floats, rows: Index, kept: Floats) -> Index:
+    """Return the points after each was exchanged for the one that brings the kernel mean closest to that of all."""
+    rows, free = rows.copy(), np.ones(len(gram), dtype=bool)
+    free[rows] = False
+    diagonal = np.diagonal(gram)
+    error = kept @ gram[rows] - target
+    for place, weight in enumerate(kept):
+        current = rows[place]
+        error -= weight * gram[current]
+        free[current] = True
+        best = int(np.argmin(np.where(free, 2.0 * error + weight * diagonal, np.inf)))
+        error += weight * gram[best]
+        free[best] = False
+        rows[place] = best
+    return rows

@@ -1,4 +1,4 @@
-"""Explanations: the most influential calibration samples of each prediction, and what the parts of a blend contribute.
+"""Explanations: the most influential calibration samples of each prediction, and what else its probabilities come from.
 
 Of a KCal, with S_k the sum of w_i·φ_i over the samples of class k,
 
@@ -10,9 +10,9 @@ prior alone decides, and samples have no share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from kcal.calibrators.kernel_model import KernelModel
 from kcal.errors import printable
 from kcal.kernels import Contributions, largest_contributions
+from kcal.progress import progress_bar
+from kcal.samples import Samples
 from kcal.validation import check_integer, require_pandas
 
 if TYPE_CHECKING:
@@ -30,9 +32,8 @@ Floats = NDArray[np.float64]
 
 SHOWN_ROWS, SHOWN_CLASSES, LABEL_WIDTH = 5, 3, 24
 """Rows, classes and characters of a label that a printed explanation shows, at most."""
-
-
-METRIC = "projected"
+LOW_EVIDENCE = 0.01
+"""Evidence below which a row is said to have few similar samples."""
 RARE_TERMS = ("prior", "masked")
 """Contributions to the log-odds that are left out where they are 0 for all predictions."""
 ROUNDING = 1e-15
@@ -41,57 +42,40 @@ BLOCK_ROWS, BLOCK_ENTRIES = 1_024, 4_000_000
 """Predictions that are explained at once, and numbers of their samples' points, at most."""
 
 
-@dataclass(frozen=True, eq=False)
-class LogOdds:
-    """The log-odds of the two most probable classes of each prediction, as a sum of contributions."""
-
-    first: NDArray[Any]  # (n,), label of the most probable class
-    second: NDArray[Any]  # (n,), label of the next one
-    total: Floats  # (n,), log p_first − log p_second
-    terms: tuple[str, ...]
-    contributions: Floats  # (n, n_terms), which sum to the total
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return a pandas DataFrame with one row per prediction: the two classes, the total and a column per term."""
-        columns = {"first": self.first, "second": self.second, "total": self.total}
-        return require_pandas().DataFrame(columns | dict(zip(self.terms, self.contributions.T, strict=True)))
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
-    """The k calibration samples that carry each of n predictions most, those with the largest shares first.
+    """The k calibration samples that influence each of n predictions most, those with the largest shares first.
 
-    Each sample has a share of the probability of its own class. With the shares of all other samples (``rest``) and
-    what no sample carries (``parts``) they sum to the probabilities:
+    Each sample has a share of the probability of its own class. With the shares of all other samples (``rest``) and of
+    what is not a sample (``parts``) they sum to the probabilities:
 
     p_k = Σ_{i: label_i = k} shares_i + rest_k + Σ_name parts[name]_k
 
     A :class:`KCal` has shares (1 − smoothing)·p⁰_k·w_i·φ_i / S_k, p⁰ being corrected for the prior, and the parts
     "smoothing" and "prior" (where only the prior is left, because all mass is on classes that it excludes).
 
-    The probabilities of a :class:`KCalBlend` are a product of powers, which has no unique shares. Here every part of
-    the pool has the share of its absolute weight: |g·w_j| for an estimate, |g·v_i| for a network calibrator, 1 − g for
-    the fallback, over their sum. The share of an estimate is divided among samples and background as its mass for the
-    class is. The parts are "network", "background", "fallback" and "merged" (estimates over points that stand for
-    several samples). Whether something speaks for or against a class is in ``log_odds``.
+    The probabilities of a :class:`KCalBlend` contain a product of powers, which has no unique shares: there every part
+    has the share of the absolute value of its exponent. The parts are "network" and "refitted layer". Whether
+    something speaks for or against a class is in ``log_odds``: the contributions of "network", "refitted layer",
+    "similar samples" and, where they matter, "prior" and "masked" (a class that the logits exclude), which sum to
+    log p_a − log p_b of the two most probable classes a and b.
 
     Where all support points stand for several samples, these points take the place of samples: "centroid of 12
-    samples #3".
-
-    An integer index, a slice or an array of them gives the explanation of these predictions.
+    samples #3". An integer index, a slice or an array of them gives the explanation of these predictions.
     """
 
     classes: NDArray[Any]  # (n_classes,), labels in the order of the columns
+    numbers: NDArray[np.int64]  # (n,), of the rows that were explained
     probabilities: Floats  # (n, n_classes)
+    evidence: Floats  # (n,), share of calibration samples with less evidence than the row
     ids: NDArray[Any]  # (n, k), identifiers of the samples; row numbers if the fit was given none
-    rows: NDArray[np.int64]  # (n, k), rows of the calibration set; −1 for points that are no samples, and after updates
+    rows: NDArray[np.int64]  # (n, k), rows of the calibration set; −1 for points that are not samples, after updates
     codes: NDArray[np.int64]  # (n, k), positions of the samples' labels in classes
     shares: Floats  # (n, k), of the probability of the sample's class
-    distances: Floats  # (n, k, n_metrics), in the projected space
-    metrics: tuple[str, ...]  # names of the projected spaces
+    distances: Floats  # (n, k), in the projected space
     rest: Floats  # (n, n_classes), shares of all other samples
-    parts: Mapping[str, Floats]  # (n, n_classes) each: what no sample carries
-    log_odds: LogOdds | None = None  # of a blend
+    parts: Mapping[str, Floats]  # (n, n_classes) each, shares of what is not a sample
+    log_odds: Mapping[str, Floats]  # (n,) each, contributions to the log-odds; of a blend
 
     @property
     def labels(self) -> NDArray[Any]:
@@ -100,9 +84,15 @@ class Explanation:
         return labels
 
     @property
+    def top(self) -> NDArray[Any]:
+        """Labels of the two most probable classes, (n, 2)."""
+        labels: NDArray[Any] = self.classes[np.argsort(-self.probabilities, axis=1, kind="stable")[:, :2]]
+        return labels
+
+    @property
     def predictions(self) -> NDArray[Any]:
         """The most probable class of each prediction, (n,)."""
-        labels: NDArray[Any] = self.classes[self.probabilities.argmax(axis=1)]
+        labels: NDArray[Any] = self.top[:, 0]
         return labels
 
     def __len__(self) -> int:
@@ -113,13 +103,12 @@ class Explanation:
 
     def __getitem__(self, index: Any) -> Explanation:
         chosen = np.atleast_1d(np.arange(len(self))[index])
-        names = ("probabilities", "ids", "rows", "codes", "shares", "distances", "rest")
-        values: dict[str, Any] = {name: getattr(self, name)[chosen] for name in names}
-        values["parts"] = {name: part[chosen] for name, part in self.parts.items()}
-        if self.log_odds is not None:
-            arrays = {name: getattr(self.log_odds, name)[chosen] for name in _LOG_ODDS_ARRAYS}
-            values["log_odds"] = replace(self.log_odds, **arrays)
-        return replace(self, **values)
+
+        def some(value: Any) -> Any:
+            return {name: some(part) for name, part in value.items()} if isinstance(value, Mapping) else value[chosen]
+
+        names = [entry.name for entry in fields(self) if entry.name != "classes"]
+        return replace(self, **{name: some(getattr(self, name)) for name in names})
 
     def sample_shares(self) -> Floats:
         """Return the shares of the k samples summed by class, (n, n_classes)."""
@@ -127,33 +116,55 @@ class Explanation:
         np.add.at(sums, (np.arange(len(self))[:, None], self.codes), self.shares)
         return sums
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Return a table as columns by name: one row per prediction and sample, and per part of a class.
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Return a dictionary for each prediction, of values that JSON can represent; infinite numbers become None."""
+        return [self._entry(place) for place in range(len(self))]
 
-        "row" is the prediction, "part" is "sample", "rest" or one of ``parts``; a part has neither id nor distance.
-        Parts without a share are left out. The shares of a row and class sum to its probability.
-        """
-        n, k = self.codes.shape
-        names = ["distance"] if len(self.metrics) == 1 else [f"distance_{name}" for name in self.metrics]
-        pieces: dict[str, list[Any]] = {
-            "row": [np.repeat(np.arange(n), k)],
-            "part": [np.full(n * k, "sample", dtype=object)],
-            "id": [self.ids.astype(object).ravel()],
-            "class": [self.labels.ravel()],
-            "share": [self.shares.ravel()],
+    def _entry(self, place: int) -> dict[str, Any]:
+        def by_class(part: Floats) -> dict[str, float]:
+            return dict(zip(map(str, self.classes.tolist()), part[place].tolist(), strict=True))
+
+        samples = {"id": self.ids, "row": self.rows, "label": self.labels}
+        samples |= {"share": self.shares, "distance": self.distances}
+        lines = zip(*(values[place].tolist() for values in samples.values()), strict=True)
+        entry = {
+            "row": int(self.numbers[place]),
+            "prediction": self.predictions[place].item(),
+            "evidence": float(self.evidence[place]),
+            "probabilities": by_class(self.probabilities),
+            "samples": [dict(zip(samples, line, strict=True)) for line in lines],
+            "rest": by_class(self.rest),
+            "parts": {name: by_class(part) for name, part in self.parts.items()},
         }
-        for name, part in {"rest": self.rest, **self.parts}.items():
-            rows, codes = part.nonzero()
-            pieces["row"].append(rows)
-            pieces["part"].append(np.full(len(rows), name, dtype=object))
-            pieces["id"].append(np.full(len(rows), None, dtype=object))
-            pieces["class"].append(self.classes[codes])
-            pieces["share"].append(part[rows, codes])
-        order = np.argsort(np.concatenate(pieces["row"]), kind="stable")
-        missing = np.full(len(order) - n * k, np.nan)
-        for place, name in enumerate(names):
-            pieces[name] = [self.distances[:, :, place].ravel(), missing]
-        return {name: np.concatenate(parts)[order] for name, parts in pieces.items()}
+        if self.log_odds:
+            first, second = self.top[place].tolist()
+            terms = {name: float(values[place]) for name, values in self.log_odds.items()}
+            terms["total"] = sum(terms.values())
+            finite = {name: value if np.isfinite(value) else None for name, value in terms.items()}
+            total = finite.pop("total")
+            entry["log_odds"] = {"first": first, "second": second, "total": total, "terms": finite}
+        return entry
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return a table as columns by name: a line per prediction and sample, and per other part and class.
+
+        "row" is the row that was explained, "part" is "similar sample", "other samples" or one of ``parts``; only
+        samples have an id and a distance. Parts without a share are left out. The shares of a row and class sum to its
+        probability.
+        """
+        lines: list[tuple[Any, ...]] = []
+        others = {"other samples": self.rest, **self.parts}
+        for place, row in enumerate(self.numbers.tolist()):
+            samples = (self.ids, self.labels, self.shares, self.distances)
+            lines += [(row, "similar sample", *each) for each in zip(*(part[place] for part in samples), strict=True)]
+            for name, part in others.items():
+                codes = part[place].nonzero()[0]
+                shares = zip(self.classes[codes], part[place, codes], strict=True)
+                lines += [(row, name, None, *each, np.nan) for each in shares]
+        names = ("row", "part", "id", "class", "share", "distance")
+        columns = {name: list(values) for name, values in zip(names, zip(*lines, strict=True), strict=True)}
+        texts = {name: np.array(columns[name], dtype=object) for name in ("part", "id")}
+        return {name: texts[name] if name in texts else np.array(values) for name, values in columns.items()}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame of the :meth:`columns`."""
@@ -165,31 +176,35 @@ class Explanation:
         There is a column for each of the most probable classes, and one for all others; each sums to its probability.
         """
         check_integer(row, "row", minimum=0, maximum=len(self) - 1)
-        top = np.argsort(-self.probabilities[row], kind="stable")[:SHOWN_CLASSES]
-        groups = [np.array([code]) for code in top]
-        others = np.setdiff1d(np.arange(len(self.classes)), top)
-        groups += [others] if len(others) else []
-        titles = [short(self.classes[code]) for code in top] + (["others"] if len(others) else [])
-        lines = [["sample", "label", *_distance_titles(self.metrics), *titles]]
-        for place, code in enumerate(self.codes[row]):
-            shares = [number(self.shares[row, place]) if code in group else "" for group in groups]
-            distances = [f"{distance:.4g}" for distance in self.distances[row, place]]
-            lines.append([short(self.ids[row, place]), short(self.classes[code]), *distances, *shares])
-        blank = [""] * (1 + len(self.metrics))
+        order = np.argsort(-self.probabilities[row], kind="stable")
+        groups = {short(self.classes[code]): np.array([code]) for code in order[:SHOWN_CLASSES]}
+        if len(order) > SHOWN_CLASSES:
+            groups["others"] = order[SHOWN_CLASSES:]
+        lines = [["similar sample", "label", "distance", *groups]]
+        for name, code, distance, share in zip(
+            self.ids[row], self.codes[row], self.distances[row], self.shares[row], strict=True
+        ):
+            shares = [number(share) if code in group else "" for group in groups.values()]
+            lines.append([short(name), short(self.classes[code]), f"{distance:.4g}", *shares])
         sums = {"other samples": self.rest, **self.parts, "probability": self.probabilities}
         return lines + [
-            [name, *blank, *(number(part[row, group].sum()) for group in groups)] for name, part in sums.items()
+            [name, "", "", *(number(part[row, group].sum()) for group in groups.values())]
+            for name, part in sums.items()
         ]
 
     def log_odds_cells(self, row: int = 0) -> list[list[str]]:
         """Return the contributions to the log-odds of one prediction as text, line by line; none without a blend."""
-        if self.log_odds is None:
+        if not self.log_odds:
             return []
-        check_integer(row, "row", minimum=0, maximum=len(self) - 1)
-        odds = self.log_odds
-        heading = [f"log-odds of {short(odds.first[row])} against {short(odds.second[row])}", ""]
-        terms = [[name, f"{value:+.4f}"] for name, value in zip(odds.terms, odds.contributions[row], strict=True)]
-        return [heading, *terms, ["sum", f"{odds.total[row]:+.4f}"]]
+        first, second = self.top[row]
+        terms = {name: values[row] for name, values in self.log_odds.items()}
+        heading = [f"log-odds of {short(first)} against {short(second)}", ""]
+        return [heading, *([name, f"{value:+.4f}"] for name, value in {**terms, "sum": sum(terms.values())}.items())]
+
+    def heading(self, row: int = 0) -> str:
+        """Return the number of one row and its most probable class; whether it has few similar samples."""
+        note = ", few similar samples" if self.evidence[row] < LOW_EVIDENCE else ""
+        return f"row {self.numbers[row]}: {short(self.predictions[row])}{note}"
 
     def __repr__(self) -> str:
         n, k = self.codes.shape
@@ -198,13 +213,9 @@ class Explanation:
     def __str__(self) -> str:
         lines = []
         for row in range(min(len(self), SHOWN_ROWS)):
-            lines += [f"prediction {row}: {short(self.predictions[row])}", *aligned(self.cells(row))]
-            lines += [*aligned(self.log_odds_cells(row)), ""]
+            lines += [self.heading(row), *aligned(self.cells(row)), *aligned(self.log_odds_cells(row)), ""]
         left = len(self) - SHOWN_ROWS
         return "\n".join([*lines, f"and {left:,} more"] if left > 0 else lines[:-1])
-
-
-_LOG_ODDS_ARRAYS = tuple(entry.name for entry in fields(LogOdds) if entry.name != "terms")
 
 
 def number(share: float) -> str:
@@ -214,121 +225,113 @@ def number(share: float) -> str:
 
 def short(name: object) -> str:
     """Return a label or an identifier on one line, cut in the middle if it is long."""
-    text = printable(name)
-    half = LABEL_WIDTH // 2
+    text, half = printable(name), LABEL_WIDTH // 2
     return text if len(text) <= LABEL_WIDTH else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def aligned(lines: list[list[str]]) -> list[str]:
     """Return lines of text with columns of equal width; all but the first are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    first = widths[0] if widths else 0
     return [
-        "  ".join([f"{line[0]:<{first}}", *(f"{c:>{w}}" for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        "  ".join(
+            f"{cell:>{width}}" if place else f"{cell:<{width}}"
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in lines
     ]
 
 
-def _distance_titles(metrics: tuple[str, ...]) -> list[str]:
-    return ["distance"] if len(metrics) == 1 else [f"distance, {name}" for name in metrics]
-
-
-@dataclass(frozen=True, eq=False)
-class Attribution:
+class Attribution(NamedTuple):
     """The shares of the k most important samples in n predictions, and of everything else."""
 
     positions: torch.Tensor  # (n, k), of the samples in the support, in the order of the fit
     codes: torch.Tensor  # (n, k), their classes
     shares: torch.Tensor  # (n, k)
-    distances: torch.Tensor  # (n, k, n_metrics)
-    metrics: tuple[str, ...]
+    distances: torch.Tensor  # (n, k)
     rest: torch.Tensor  # (n, n_classes), of all other samples
-    parts: Mapping[str, torch.Tensor]  # (n, n_classes) each, of what is no sample
-    terms: Mapping[str, torch.Tensor]  # (n,) each, contributions to the log-odds of the top two classes; of a blend
-    log_odds: torch.Tensor | None = None  # (n,)
+    parts: dict[str, torch.Tensor]  # (n, n_classes) each, of what is not a sample
+    log_odds: dict[str, torch.Tensor]  # (n,) each, contributions to the log-odds of the top two classes; of a blend
 
 
-def attribute_kcal(model: Any, embeddings: torch.Tensor, probs: torch.Tensor, k: int) -> Attribution:
-    """Return the attribution of the probabilities ``probs``, (n, n_classes) in float64, of ``embeddings``, (n, h)."""
-    points = model.project(embeddings)
-    even = model.even_share / probs.shape[1]
-    carried = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
+def attribute(
+    contributions: Contributions,
+    by_samples: torch.Tensor,
+    k: int,
+    parts: dict[str, torch.Tensor],
+    log_odds: dict[str, torch.Tensor] | None = None,
+) -> Attribution:
+    """Return the attribution by the samples of the largest shares.
+
+    ``contributions`` are what samples contribute to class sums; ``by_samples`` is the probability that all samples have
+    together, (n, n_classes). The others are as in :class:`Attribution`.
+    """
+    sums = contributions.class_sums().sums  # (1, n_classes, n)
+    factors = torch.where(sums > 0, by_samples.T.to(sums) / sums, 0.0)
+    positions, shares = largest_contributions([contributions], [factors], k)
+    distances, support = contributions.distances(positions).cpu(), contributions.prepared.support
+    positions = positions.to(support.codes.device)
+    codes, shares = support.codes[positions].cpu(), shares.cpu()
+    rest = (by_samples - torch.zeros_like(by_samples).scatter_add_(1, codes, shares)).clamp_min(0.0)
+    return Attribution(support.order[positions].cpu(), codes, shares, distances, rest, parts, log_odds or {})
+
+
+def attribute_kcal(model: Any, rows: torch.Tensor, probs: torch.Tensor, k: int) -> Attribution:
+    """Return the attribution of the probabilities ``probs``, (n, n_classes) in float64, of ``rows``, (n, h)."""
+    points, even = model.project(rows), model.even_share / probs.shape[1]
+    by_samples = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
     parts = {"smoothing": torch.full_like(probs, even)}
     if model.prior is not None:
         posteriors = model.prepared.posteriors(points)[0].cpu()
         reached = (posteriors[:, model.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)
-        parts["prior"] = torch.where(reached, 0.0, carried)
-        carried = torch.where(reached, carried, 0.0)
-    contributions = Contributions(model.prepared, points)
-    sums = contributions.class_sums().sums  # (1, n_classes, n)
-    factors = torch.where(sums > 0, carried.T.to(sums) / sums, 0.0)
-    return attribution({METRIC: (contributions, factors)}, k, carried, parts)
+        parts["prior"] = torch.where(reached, 0.0, by_samples)
+        by_samples = torch.where(reached, by_samples, 0.0)
+    return attribute(Contributions(model.prepared, points), by_samples, k, parts)
 
 
-def attribution(
-    metrics: Mapping[str, tuple[Contributions, torch.Tensor]],
-    k: int,
-    carried: torch.Tensor,
-    parts: Mapping[str, torch.Tensor],
-    *,
-    terms: Mapping[str, torch.Tensor] | None = None,
-    log_odds: torch.Tensor | None = None,
-) -> Attribution:
-    """Return the attribution by the samples of the largest shares.
-
-    ``metrics`` are what samples contribute to class sums, by name of the metric, with the factors that make shares of
-    it; ``carried`` is the probability that all samples carry together, (n, n_classes). The others are as in
-    :class:`Attribution`.
-    """
-    contributions = [pair[0] for pair in metrics.values()]
-    positions, shares = largest_contributions(contributions, [pair[1] for pair in metrics.values()], k)
-    distances = torch.stack([part.distances(positions).cpu() for part in contributions], dim=2)
-    support = contributions[0].prepared.support
-    places = positions.to(support.codes.device)
-    codes, shares = support.codes[places].cpu(), shares.cpu()
-    rest = (carried - torch.zeros_like(carried).scatter_add_(1, codes, shares)).clamp_min(0.0)
-    order = support.order[places].cpu()
-    return Attribution(order, codes, shares, distances, tuple(metrics), rest, parts, terms or {}, log_odds)
-
-
-def to_explanation(
-    attributions: Sequence[Attribution],
-    probs: torch.Tensor,
+def explain_rows(
+    model: Any,
+    samples: Samples | None,
     classes: NDArray[Any],
+    embeddings: torch.Tensor | None,
+    logits: torch.Tensor | None,
     *,
-    rows: NDArray[np.int64],
-    ids: NDArray[Any],
+    k: int,
+    progress: bool | None,
 ) -> Explanation:
-    """Return blocks of attributions as one explanation of ``probs``; ``rows`` and ``ids`` are those of the samples."""
-
-    def joined(read: Callable[[Attribution], torch.Tensor]) -> NDArray[Any]:
-        return torch.cat([read(block) for block in attributions]).numpy()
-
-    first = attributions[0]
-    positions = joined(lambda block: block.positions)
-    parts = {name: joined(lambda block, name=name: block.parts[name]) for name in first.parts}  # type: ignore[misc]
-    log_odds, totals = None, [block.log_odds for block in attributions if block.log_odds is not None]
-    if totals:
-        terms = {name: joined(lambda block, name=name: block.terms[name]) for name in first.terms}  # type: ignore[misc]
-        terms = {name: values for name, values in terms.items() if name not in RARE_TERMS or values.any()}
-        top = top_two(probs).numpy()
-        contributions = np.column_stack(list(terms.values()))
-        log_odds = LogOdds(
-            classes[top[:, 0]], classes[top[:, 1]], torch.cat(totals).numpy(), tuple(terms), contributions
-        )
+    """Return the explanation of the predictions of a model for embeddings and logits; ``samples`` are its support."""
+    estimate = model.estimate
+    probs = model.in_blocks(embeddings, logits).exp().cpu().double()
+    step = BLOCK_ENTRIES // (min(k, len(estimate.points)) * estimate.config["n_features"])
+    step = max(min(BLOCK_ROWS, step), 1)
+    blocks = [slice(start, start + step) for start in range(0, len(probs), step)]
+    found: list[Attribution] = []
+    evidence = []
+    with progress_bar("Explaining", len(blocks), show=progress if len(blocks) > 1 else False) as advance:
+        for block in blocks:
+            inputs = [None if rows is None else rows[block] for rows in (embeddings, logits)]
+            found.append(model.attribute(*inputs, probs[block], k))
+            evidence.append(model.evidence_of(*inputs).cpu())
+            advance("")
+    parts, terms = (_joined_by_name([getattr(each, name) for each in found]) for name in ("parts", "log_odds"))
+    positions = torch.cat([each.positions for each in found]).numpy()
+    indices = np.full(len(estimate.points), -1) if samples is None else samples.indices
+    ids = point_names(estimate) if samples is None else indices if samples.ids is None else samples.ids
+    names = ("codes", "shares", "distances", "rest")
     return Explanation(
+        **{name: torch.cat([getattr(each, name) for each in found]).numpy() for name in names},
         classes=classes,
+        numbers=np.arange(len(probs)),
         probabilities=probs.numpy(),
+        evidence=torch.cat(evidence).double().numpy(),
         ids=ids[positions],
-        rows=rows[positions],
-        codes=joined(lambda block: block.codes),
-        shares=joined(lambda block: block.shares),
-        distances=joined(lambda block: block.distances),
-        metrics=first.metrics,
-        rest=joined(lambda block: block.rest),
+        rows=indices[positions],
         parts={name: part for name, part in parts.items() if part.any()},
-        log_odds=log_odds,
+        log_odds={name: values for name, values in terms.items() if name not in RARE_TERMS or values.any()},
     )
+
+
+def _joined_by_name(blocks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, NDArray[Any]]:
+    return {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
 
 
 def point_names(estimate: KernelModel) -> NDArray[Any]:
@@ -339,9 +342,7 @@ def point_names(estimate: KernelModel) -> NDArray[Any]:
     """
     support, compression = estimate.support, estimate.compression
     numbers = np.arange(len(support))
-    if compression is None:
-        return numbers
-    if compression.method != "kmeans":
+    if compression is None or compression.method != "kmeans":
         return np.array([f"point #{number}" for number in numbers])
     weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().cpu()
     counts = support.in_original_order(weights / weights.sum() * compression.n_samples).numpy()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.calibrators.base import CalibratorState, check_at_least_two, fitted
-from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, FindSize, compress_model, select_one_se
+from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, FindSize, select_one_se
 from kcal.calibrators.explain import Attribution, attribute_kcal
 from kcal.calibrators.fit_warnings import (
     are_few,
@@ -27,9 +27,9 @@ from kcal.calibrators.fit_warnings import (
     warn_of_sparse_support,
     warn_of_training_rows,
 )
-from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import KernelModel, as_embeddings, sorted_support
-from kcal.calibrators.online import BandwidthRecord, SampleTable, check_updates, with_record
+from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator, from_stored, to_stored
+from kcal.calibrators.kernel_model import KernelModel, compares_lengths, sorted_support
+from kcal.calibrators.online import BandwidthRecord, Counters, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import (
@@ -62,13 +62,10 @@ from kcal.projection import (
     log_lengths,
     needs_training,
     project,
-    recipe_from_dict,
-    recipe_to_dict,
 )
 from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import (
-    ArrayKind,
     check_choice,
     check_integer,
     check_matrix,
@@ -89,6 +86,7 @@ MAX_COMPARED = 6_000
 """Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 MAX_ALONE = 0.3
 """Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
+TRAINING_RESULTS = ("training_curve_", "checkpoint_step_", "checkpoint_losses_")
 LOWEST_LOG_PROB = -1e8
 """Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
 
@@ -138,13 +136,19 @@ class KCalModel(KernelModel):
         sums = self.class_sums(rows)
         return self.log_probs(sums), self.evidence(sums, rows)
 
-    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
+    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return what the projection works on, (n, h)."""
         if not self.takes_logits:
-            return as_embeddings(embeddings)
+            return super().rows(embeddings)
         if logits is None:
             raise InvalidInputError("logits", "are needed by this module", got="None")
         return bounded_log_softmax(unchecked_logits(logits, "logits"))
+
+    def attribute(
+        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
+    ) -> Attribution:
+        """Return the shares of samples in the probabilities ``probs`` of rows."""
+        return attribute_kcal(self, self.rows(embeddings, logits), probs, k)
 
     def log_probs(self, sums: ClassSums) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes), of class sums."""
@@ -300,7 +304,6 @@ class KCal(KernelCalibrator):
     training_curve_: TrainingCurve | None = field(init=False)
     checkpoint_step_: int | None = field(init=False)
     checkpoint_losses_: tuple[float, ...] = field(init=False)
-    _kind: ArrayKind = field(init=False)  # of the rows that fit was given
     _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
 
     @classmethod
@@ -350,45 +353,40 @@ class KCal(KernelCalibrator):
         """
         self._begin_fit()
         rows, kind = self._check_rows(X, fitting=True)
-        embeddings, given = self.as_embeddings(rows), {"classes": classes, "sample_weight": sample_weight, "ids": ids}
+        embeddings = self.as_embeddings(rows)
         training = self._check_training_set(train_embeddings, train_labels, train_groups, embeddings)
+        known_labels = [] if training is None else [training.labels]
         if isinstance(self.projection, TrainedProjection):
-            given["known_labels"] = [self.projection.classes]
-        elif training is not None:
-            given["known_labels"] = [training.labels]
-        samples = check_samples(embeddings, y, groups=groups, **given)
+            known_labels = [self.projection.classes]
+        given = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
+        samples = check_samples(embeddings, y, known_labels=known_labels, **given)
         check_at_least_two(samples.classes, type(self).__name__)
+        prints, lengths = row_fingerprints(rows), log_lengths(embeddings).cpu().numpy()
+        samples = replace(samples, fingerprints=prints, log_lengths=lengths)
         if training is None and self.uses_training_set:
             training, samples = hold_out_half(samples, self.seed)
         self._check_support(samples, training)
+
         folds = self._n_folds(samples)
         with threads_for(0):
             model, found, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = len(samples.counted)
         if are_few(n_counted, samples.n_classes):
             warn_of_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
-        prints = row_fingerprints(rows)
-        lengths, others = log_lengths(samples.embeddings), np.delete(prints, samples.indices)
-        options = {"log_lengths": lengths, "groups": groups, "sample_weight": sample_weight}
-        table: SampleTable | None = SampleTable.of(
-            samples, fingerprints=prints[samples.indices], **options, other_fingerprints=others
-        )
-        result = Fit(
+        chosen = (self._bandwidth_choice(samples).fixed_source,) if curve is None else ("search", curve.loss)
+        fit = Fit(
             model=model,
             classes=samples.classes,
             fingerprints=np.sort(prints),
-            history=(self._record(model.bandwidth, curve, samples, len(samples)),),
+            samples=samples.without_rows(),
+            counters=Counters.of(samples),
+            history=(self._record(samples, len(samples), model.bandwidth, *chosen),),
             curve=None if curve is None else replace(curve, n_folds=folds),
-            ids=samples.ids,
-            indices=samples.indices,
-            groups=samples.groups,
+            kind=kind,
         )
-        if self.support == "merged" and (merged := self._merged(result)) is not result:
-            result, table = merged, None
-        self._kind, self._table = kind, table
         self.training_curve_, self.checkpoint_step_ = found.curve, found.step
         self.checkpoint_losses_ = found.checkpoint_losses
-        self._fit = result
+        self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
         return self
 
     def partial_fit(
@@ -419,61 +417,47 @@ class KCal(KernelCalibrator):
         return needs_training(self.projection)
 
     @property
-    def bandwidth_(self) -> float:
-        """The bandwidth b in use."""
-        model: Any = self._built().model
-        return float(model.bandwidth)
-
-    @property
     def bandwidth_reference_(self) -> tuple[float, float]:
-        """B in use and the size of the rarest class, the reference for a later fit by the rule."""
-        fit = self._latest()
-        support = self._estimate_of(fit.model).support
-        weights = np.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().numpy()
-        return self.bandwidth_, size_of_rarest_class(support.codes.cpu().numpy(), weights, support.n_classes)
+        """The bandwidth b and the size of the rarest class, the reference for a later fit by the rule."""
+        record = self._latest().history[-1]
+        return record.bandwidth, record.size
 
     @property
     def leave_one_out_proba_(self) -> Any:
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         fit = self._latest()
-        model: Any = fit.model
-        if model.compression is not None:
+        if fit.samples is None or fit.kind is None:
             raise AttributeError(
-                "a merged or compressed support has no leave_one_out_proba_: its points are no samples"
+                "a merged or compressed support has no leave_one_out_proba_: its points are not samples"
             )
-        groups = None if fit.groups is None else torch.from_numpy(fit.groups)
-        return self._kind.give_back(model.leave_one_out_probs(groups))
+        return fit.kind.give_back(fit.model.leave_one_out_probs(fit.samples.keys()))
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         fit = self._latest()
-        model: Any = fit.model
+        model, curve = fit.model, fit.curve
+        groups = None if fit.samples is None else fit.samples.keys()
+        unit = "one" if groups is None else "one-group"
+        loss = model.leave_one_out_score(groups)[1] if curve is None else curve.loss
+        name = (
+            f"leave-{unit}-out log-loss"
+            if curve is None or curve.n_folds is None
+            else f"log-loss over {curve.n_folds} folds"
+        )
         return {
             "support": f"{len(model.points):,} {model.compression or 'samples'}",
             "dimension": f"{self.n_features_in_:,} → {model.dimension:,}",
             "bandwidth": f"{model.bandwidth:.4g}",
-            **self._loss_summary(fit),
+            name: f"{loss:.4f}",
         }
-
-    def _loss_summary(self, fit: Fit) -> dict[str, str]:
-        """Return the log-loss on the calibration set by leaving out samples, groups or folds."""
-        if fit.curve is not None and fit.curve.n_folds is not None:
-            return {f"log-loss over {fit.curve.n_folds} folds": f"{fit.curve.loss:.4f}"}
-        name = "leave-one-out log-loss" if fit.groups is None else "leave-one-group-out log-loss"
-        if fit.curve is not None:
-            return {name: f"{fit.curve.loss:.4f}"}
-        model: Any = fit.model
-        groups = None if fit.groups is None else torch.from_numpy(fit.groups)
-        return {name: f"{model.leave_one_out_score(groups)[1]:.4f}"}
-
-    def _estimate_of(self, model: Any) -> KernelModel:
-        """Return the kernel density estimate of a model: the model itself."""
-        estimate: KernelModel = model
-        return estimate
 
     def training_recipe(self) -> Recipe:
         """Return the recipe by which the projection is trained."""
         return get_recipe(self.recipe)
+
+    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings that the projection works on, (n, h), from rows of ``X``."""
+        return rows
 
     def _bandwidth_choice(self, samples: Samples) -> BandwidthChoice:
         """Return how the bandwidth is chosen for some samples."""
@@ -530,19 +514,20 @@ class KCal(KernelCalibrator):
         """Return the model, how its projection was found, and the bandwidths that were tried by leaving out keys."""
         kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
         found = self._find_projection(samples, training, keys, choice)
-        support = sorted_support(samples, project(found.module, samples.embeddings))
-        bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
+        points = replace(samples, embeddings=project(found.module, samples.embeddings))
+        bandwidth, curve = choice.choose(sorted_support(points), kernel=kernel, keys=keys, progress=self.progress)
         model = KCalModel.of(
             found.module,
-            support,
+            points,
             samples.embeddings.shape[1],
-            **self._class_state(samples),
+            compares_lengths=compares_lengths(found.module, samples),
             bandwidth=bandwidth,
             kernel=kernel.name,
             smoothing=None if self.smoothing is None else float(self.smoothing),
             inputs=self.inputs,
+            **self._class_state(samples),
         )
-        return model.with_reference(model.compared_lengths(samples.embeddings), samples.keys()), found, curve
+        return model, found, curve
 
     def _class_state(self, samples: Samples) -> dict[str, Any]:
         """Return the class frequencies of samples and of deployment, as buffers of the model."""
@@ -562,51 +547,57 @@ class KCal(KernelCalibrator):
         if training is not None:
             training = training.with_classes(samples.classes)
 
+        def support(part: Samples, module: nn.Module) -> SortedSupport:
+            return sorted_support(replace(part, embeddings=project(module, part.embeddings)))
+
         def score(module: nn.Module) -> float:
-            support = sorted_support(some, project(module, some.embeddings))
-            return choice.lowest_loss(LeaveOutLoss(support, kernel=kernel, keys=some_keys))
+            return choice.lowest_loss(LeaveOutLoss(support(some, module), kernel=kernel, keys=some_keys))
 
         def monitor(module: nn.Module) -> float:
-            support = sorted_support(samples, project(module, samples.embeddings))
-            return LeaveOutLoss(support, kernel=kernel, keys=samples.keys(), memory_budget=0)(recipe.bandwidth)
+            loss = LeaveOutLoss(support(samples, module), kernel=kernel, keys=samples.keys(), memory_budget=0)
+            return loss(recipe.bandwidth)
 
-        options: dict[str, Any] = {
-            "dimension": self.dimension,
-            "recipe": recipe,
-            "seed": self.seed,
-            "progress": self.progress,
-        }
-        return find_projection(self.projection, training, samples, **options, score=score, monitor=monitor)
+        return find_projection(
+            self.projection,
+            training,
+            samples,
+            dimension=self.dimension,
+            recipe=recipe,
+            seed=self.seed,
+            progress=self.progress,
+            score=score,
+            monitor=monitor,
+        )
 
     # Updates
 
     def _rebuild(self, fit: Fit, samples: Samples, n_updates: int, *, search: bool) -> Fit:
         """Return the fit at a given bandwidth, at that of the power law of earlier searches, or of a new search."""
-        model: Any = fit.model
-        samples = replace(samples, embeddings=samples.embeddings.to(model.device))
-        support, choice = sorted_support(samples, samples.embeddings), self._bandwidth_choice(samples)
-        fixed, last, curve, is_due = choice.without_search(support.dimension), fit.history[-1], None, False
-        if fixed is not None:
-            record = self._record(fixed, None, samples, n_updates)
-        else:
-            updates = check_updates(self.updates)
-            law = updates.law(fit.history, dimension=support.dimension, exponent=self.bandwidth_exponent)
-            expected = None if law is None else law(choice.size)
-            is_due = updates.is_due(fit.history, n_updates, samples.classes_seen)
-            if is_due and search:
-                curve, is_due = self._search(choice, samples, support, expected), False
-            if curve is not None:
-                record = self._record(curve.bandwidth, curve, samples, n_updates)
-            elif last.n_updates == n_updates:
-                record, curve = last, fit.curve
-            else:
-                bandwidth = last.bandwidth if expected is None else expected
-                record = replace(self._record(bandwidth, None, samples, n_updates), source="law")
-        state = self._class_state(samples)
-        changed = model.with_support(support, bandwidth=record.bandwidth, **state)
+        support = sorted_support(samples)
+        record, curve, is_due = self._next_bandwidth(fit, samples, support, n_updates, search=search)
+        model = fit.model.with_support(support, bandwidth=record.bandwidth, **self._class_state(samples))
         history = with_record(fit.history, record)
-        results: dict[str, Any] = {"classes": samples.classes, "history": history, "curve": curve}
-        return replace(fit, model=changed, **results, is_search_due=is_due)
+        return replace(fit, model=model, history=history, curve=curve, is_search_due=is_due)
+
+    def _next_bandwidth(
+        self, fit: Fit, samples: Samples, support: SortedSupport, n_updates: int, *, search: bool
+    ) -> tuple[BandwidthRecord, BandwidthCurve | None, bool]:
+        """Return the bandwidth of changed samples, the curve of its search, and whether a search is still due."""
+        choice, updates, last = self._bandwidth_choice(samples), check_updates(self.updates), fit.history[-1]
+        fixed = choice.without_search(support.dimension)
+        if fixed is not None:
+            return self._record(samples, n_updates, fixed, choice.fixed_source), None, False
+        law = updates.law(fit.history, dimension=support.dimension, exponent=self.bandwidth_exponent)
+        expected = None if law is None else law(choice.size)
+        is_due = updates.is_due(fit.history, n_updates, samples.classes_seen)
+        if is_due and search:
+            is_due, curve = False, self._search(choice, samples, support, expected)
+            if curve is not None:
+                return self._record(samples, n_updates, curve.bandwidth, "search", curve.loss), curve, False
+        if last.n_updates == n_updates:
+            return last, fit.curve, is_due
+        bandwidth = last.bandwidth if expected is None else expected
+        return self._record(samples, n_updates, bandwidth, "law"), None, is_due
 
     def _search(
         self, choice: BandwidthChoice, samples: Samples, support: SortedSupport, expected: float | None
@@ -626,29 +617,16 @@ class KCal(KernelCalibrator):
         return None if curve is None else replace(curve, n_folds=folds)
 
     def _record(
-        self, bandwidth: float, curve: BandwidthCurve | None, samples: Samples, n_updates: int
+        self, samples: Samples, n_updates: int, bandwidth: float, source: str, loss: float | None = None
     ) -> BandwidthRecord:
-        """Return how a bandwidth was chosen: by a search with a curve, or without one."""
-        choice, seen = self._bandwidth_choice(samples), tuple(samples.classes_seen)
-        source, loss = (choice.fixed_source, None) if curve is None else ("search", curve.loss)
-        counts: dict[str, Any] = {"n_samples": len(samples), "size": choice.size, "n_classes": len(seen)}
-        classes = seen if source != "law" else ()
-        return BandwidthRecord(bandwidth, source, loss, **counts, n_updates=n_updates, classes=classes)
-
-    def _without_samples(self, model: KCalModel) -> KCalModel:
-        return model.with_support(model.support.empty())
-
-    def _referenced(self, model: KCalModel, lengths: torch.Tensor, groups: torch.Tensor | None) -> KCalModel:
-        return model.with_reference(lengths if model.config["compares_lengths"] else None, groups)
+        """Return how a bandwidth was chosen."""
+        size, seen = self._bandwidth_choice(samples).size, tuple(samples.classes_seen)
+        counts: dict[str, Any] = {"n_samples": len(samples), "n_classes": len(seen), "n_updates": n_updates}
+        return BandwidthRecord(bandwidth, source, loss, size=size, **counts, classes=seen if source != "law" else ())
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         if lost and not self.smoothing:
             warn_of_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
-
-    def _attribute(
-        self, model: KCalModel, rows: torch.Tensor, scores: torch.Tensor | None, probs: torch.Tensor, k: int
-    ) -> Attribution:
-        return attribute_kcal(model, self.as_embeddings(rows), probs, k)
 
     # Smaller supports
 
@@ -661,54 +639,33 @@ class KCal(KernelCalibrator):
             n_folds=self.folds or FOLDS,
             fixed_bandwidth=self.bandwidth != "cv",
         )
-        with threads_for(0):
-            return self._compressed(fit, select_one_se, options, None)
+        return self._compressed(fit, select_one_se, options)
 
-    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any) -> Fit:
+    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
         if groups is not None:
             raise InvalidInputError("groups", "must be left out: a KCal has those of its fit")
-        model, trial = compress_model(self._estimate_of(fit.model), fit.groups, find_size, options)
-        if model is fit.model:
-            return fit
-        nothing = np.empty(0, dtype=np.int64)
-        return replace(fit, model=model, curve=trial.curve, ids=None, indices=nothing, groups=None)
+        return super()._compressed(fit, find_size, options)
 
     # Files and parameters
 
     def _stored_parameters(self) -> dict[str, Any]:
         stored = super()._stored_parameters()
-        if not isinstance(self.projection, str):
-            stored["projection"] = OWN_MODULE
-        if not isinstance(self.recipe, str):
-            stored["recipe"] = recipe_to_dict(self.recipe)
-        return stored
+        return stored if isinstance(self.projection, str) else {**stored, "projection": OWN_MODULE}
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
         parameters = super()._read_parameters(stored, model)
-        for name in ("bandwidth_interval", "bandwidth_reference"):
-            if isinstance(stored[name], list):
-                parameters[name] = tuple(stored[name])
-        if not isinstance(stored["recipe"], str):
-            parameters["recipe"] = recipe_from_dict(stored["recipe"])
-        if stored["projection"] == OWN_MODULE:
-            parameters["projection"] = model.projection
-        return parameters
+        own = {"projection": model.projection} if stored["projection"] == OWN_MODULE else {}
+        return parameters | own
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, tensors = super()._extra_state()
-        values["training_curve"] = None if self.training_curve_ is None else asdict(self.training_curve_)
-        checkpoint = {"checkpoint_step": self.checkpoint_step_, "checkpoint_losses": self.checkpoint_losses_}
-        return values | checkpoint, tensors
+        return values | {name: to_stored(getattr(self, name)) for name in TRAINING_RESULTS}, tensors
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         super()._restore_fit(state, model, classes)
-        values, points = state.values, model.points
-        self._kind = ArrayKind(is_torch=False, device=points.device, dtype=points.dtype)
-        curve = values["training_curve"]
-        self.training_curve_ = None if curve is None else TrainingCurve(**{k: tuple(v) for k, v in curve.items()})
-        self.checkpoint_step_ = values["checkpoint_step"]
-        self.checkpoint_losses_ = tuple(values["checkpoint_losses"])
+        for name in TRAINING_RESULTS:
+            setattr(self, name, from_stored(state.values[name]))
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

@@ -11,11 +11,14 @@ if density and length are independent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,6 +41,8 @@ COMPARED_ROWS = 100
 """Rows by which a projection is found to divide by the length."""
 SAME = 1e-3
 """Relative difference up to which lengths or densities are the same: rounding must not decide."""
+EXAMPLE_NOISE, EXAMPLE_ITERATIONS = 0.1, 100
+"""Noise of made-up rows in units of the standard deviation of calibration samples, and iterations to find them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +132,26 @@ class KernelModel(CalibrationModel):
 
     @classmethod
     def of(
-        cls, module: nn.Module, support: SortedSupport, n_features: int, *, tensors: Buffers = NO_BUFFERS, **config: Any
+        cls,
+        module: nn.Module,
+        samples: Samples,
+        n_features: int,
+        *,
+        compares_lengths: bool = False,
+        tensors: Buffers = NO_BUFFERS,
+        **config: Any,
     ) -> Self:
-        """Return the model of a projection, a support and other buffers, without a reference of the evidence."""
+        """Return the model of a projection and projected samples, without a reference of the evidence."""
         name = architecture_of(module)
-        own = {"module": module} if name == OWN_MODULE else {}
+        support = sorted_support(samples)
         given, buffers = support_state(support)
-        buffers |= {f"projection.{key}": tensor for key, tensor in module.state_dict().items()} | dict(tensors)
-        buffers["log_densities"] = torch.empty(0, dtype=torch.float64, device=support.points.device)
+        buffers |= {f"projection.{key}": tensor for key, tensor in module.state_dict().items()}
+        nothing = torch.empty(0, dtype=torch.float64, device=support.points.device)
+        buffers |= {"log_densities": nothing, "log_lengths": nothing if compares_lengths else None, **tensors}
         kept = {key: tensor for key, tensor in buffers.items() if tensor is not None}
-        sizes = {"n_features": n_features, "dimension": support.dimension}
-        return cls.restore({"projection": name, **sizes, **given, **config}, kept, **own)
+        config |= {"n_features": n_features, "dimension": support.dimension, "compares_lengths": compares_lengths}
+        own = {"module": module} if name == OWN_MODULE else {}
+        return cls.restore({"projection": name, **given, **config}, kept, **own)
 
     def parts(self) -> dict[str, nn.Module]:
         """Return a projection of the caller's own."""
@@ -150,6 +164,15 @@ class KernelModel(CalibrationModel):
         row = self.points.new_zeros(1, self.config["n_features"])
         if project(self.projection, row).shape[1:] != self.points.shape[1:]:
             raise FileFormatError("the stored projection does not lead to the space of the stored support.")
+
+    @property
+    def estimate(self) -> KernelModel:
+        """The kernel density estimate: the model itself."""
+        return self
+
+    def with_estimate(self, estimate: Self) -> Self:
+        """Return the model with another kernel density estimate: that one."""
+        return estimate
 
     @property
     def support(self) -> SortedSupport:
@@ -168,9 +191,13 @@ class KernelModel(CalibrationModel):
         """Difference that one calibration sample more or less makes to the evidence, at most."""
         return 2.0 / max(len(self.log_densities), 1)
 
+    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what the projection works on, (n, h)."""
+        return as_embeddings(embeddings)
+
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-posteriors, (n, n_classes), of embeddings."""
-        return self.class_sums(as_embeddings(embeddings)).posteriors()[0].log()
+        return self.class_sums(self.rows(embeddings, logits)).posteriors()[0].log()
 
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), in the precision of the support."""
@@ -189,44 +216,40 @@ class KernelModel(CalibrationModel):
         volume = get_kernel(self.kernel).log_volume(self.bandwidth, self.dimension)
         return sums.log_densities(sums.offsets.new_tensor(self.prepared.support.log_total_weight + volume))[0]
 
-    def evidence(self, sums: ClassSums, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the share of calibration samples with less evidence than each embedding, (n,), from its class sums."""
-        lengths = None if self.log_lengths is None else log_lengths(embeddings.to(self.log_densities))
+    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the evidence of each row, (n,)."""
+        rows = self.rows(embeddings, logits)
+        return self.evidence(self.class_sums(rows), rows)
+
+    def evidence(self, sums: ClassSums, rows: torch.Tensor) -> torch.Tensor:
+        """Return the share of calibration samples with less evidence than each row, (n,), from its class sums."""
+        lengths = None if self.log_lengths is None else log_lengths(rows.to(self.log_densities))
         return evidence_share(self.log_density(sums), lengths, self.log_densities, self.log_lengths)
 
     def with_support(self, support: SortedSupport, *, tensors: Buffers = NO_BUFFERS, **config: Any) -> Self:
-        """Return the model with other samples and other buffers, without a reference of the evidence."""
+        """Return the model with other points and other buffers, without a reference of the evidence."""
         given, buffers = support_state(support)
-        buffers["log_densities"] = self.log_densities.new_empty(0)
-        buffers["log_lengths"] = None if self.log_lengths is None else self.log_lengths.new_empty(0)
+        nothing = self.log_densities.new_empty(0)
+        buffers |= {"log_densities": nothing, "log_lengths": None if self.log_lengths is None else nothing}
         return self.changed({**buffers, **tensors}, n_references=0, **given, **config)
 
-    def with_reference(self, lengths: torch.Tensor | None, groups: torch.Tensor | None) -> Self:
-        """Return the model with the evidence of its samples given the others (other groups).
+    def with_reference(self, samples: Samples) -> Self:
+        """Return the model with the evidence of its samples given the others (other groups): what queries compare to.
 
-        ``lengths``, if they are compared, are the log lengths of the embeddings, and like ``groups`` in the order of
-        the fit.
+        ``samples`` are those of the support, in the order of the fit.
         """
         support = self.support
         chosen = reference_rows(support)
-        if groups is not None and len(torch.unique(groups)) < 2:
-            groups = None  # no other group is left
+        groups = None
+        if samples.groups is not None and len(np.unique(samples.groups)) > 1:
+            groups = torch.from_numpy(samples.groups)
         rule = leave_out_rule(support, groups).select(chosen)
         densities = self.prepared.log_densities(support.points[chosen], leave_out=rule)[0].double().sort().values
-        tensors: dict[str, torch.Tensor | None] = {"log_densities": densities, "log_lengths": None}
-        if lengths is not None:
-            tensors["log_lengths"] = lengths.to(densities)[support.order[chosen]].sort().values
-        return self.changed(tensors, n_references=len(densities), compares_lengths=lengths is not None)
-
-    def comparing_lengths(self, compares: bool) -> Self:
-        """Return a model without a reference, whose evidence is to compare lengths, or not."""
-        lengths = self.log_densities.new_empty(0) if compares else None
-        return self.changed({"log_lengths": lengths}, compares_lengths=compares)
-
-    def compared_lengths(self, embeddings: torch.Tensor) -> torch.Tensor | None:
-        """Return the log lengths of the embeddings of a fit if the projection ignores them; otherwise None."""
-        some = self.order[reference_rows(self.support)[:COMPARED_ROWS]].to(embeddings.device)
-        return log_lengths(embeddings) if ignores_length(self.projection, embeddings[some].to(self.points)) else None
+        tensors: dict[str, torch.Tensor | None] = {"log_densities": densities}
+        if self.log_lengths is not None:
+            lengths = torch.from_numpy(samples.log_lengths).to(densities)
+            tensors["log_lengths"] = lengths[support.order[chosen]].sort().values
+        return self.changed(tensors, n_references=len(densities))
 
     def entries_per_row(self) -> int:
         """Return the number of class sums of a row."""
@@ -257,8 +280,9 @@ class KernelModel(CalibrationModel):
                 self.prepare()
 
 
-def sorted_support(samples: Samples, points: torch.Tensor) -> SortedSupport:
-    """Return projected points, one per sample, as support of the kernel sums."""
+def sorted_support(samples: Samples) -> SortedSupport:
+    """Return samples with projected embeddings as support of the kernel sums."""
+    points = samples.embeddings
     codes = torch.as_tensor(samples.codes, device=points.device)
     weights = torch.as_tensor(samples.weights / samples.weights.max()).to(points)  # sums in single precision stay small
     return sort_support(points, codes, samples.n_classes, weights)
@@ -279,6 +303,11 @@ def reference_rows(support: SortedSupport) -> torch.Tensor:
     """Return the positions of the support points that queries are compared with."""
     shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
     return support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
+
+
+def compares_lengths(module: nn.Module, samples: Samples) -> bool:
+    """Return whether the evidence has to compare lengths of embeddings, because the projection ignores them."""
+    return ignores_length(module, samples.embeddings[samples.counted[:COMPARED_ROWS]])
 
 
 def evidence_share(
@@ -308,3 +337,51 @@ def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
     if embeddings is None:
         raise InvalidInputError("embeddings", "are needed by this module", got="None")
     return embeddings.to(computing_dtype(embeddings.dtype))
+
+
+def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tensor:
+    """Return made-up rows, (n_rows, n_features), that the projection maps among the support points.
+
+    The rows of the fit are not stored: such rows are searched, beginning with noise. Where the projection ignores
+    lengths, they get lengths of calibration samples.
+    """
+    support = model.support
+    points = support.points[support.counted.to(support.points.device)].cpu()
+    noise = torch.randn(n_rows, points.shape[1], generator=torch.Generator().manual_seed(0)).to(points)
+    places = torch.linspace(0, len(points) - 1, n_rows).long()
+    targets = points[places] + EXAMPLE_NOISE * points.std(dim=0, correction=0) * noise
+    projection = deepcopy(model.projection).cpu().eval()
+
+    def mapped(rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = projection(model.rows(rows, rows))
+        return result
+
+    start = torch.randn(n_rows, n_features, generator=torch.Generator().manual_seed(1)).to(targets)
+    for part in projection.modules():  # a batch norm knows means and variances of the embeddings
+        if isinstance(part, nn.BatchNorm1d) and part.num_features == n_features and part.running_var is not None:
+            start = part.get_buffer("running_mean") + part.running_var.sqrt() * start
+    rows = _rows_mapped_to(targets, mapped, start)
+    if model.log_lengths is not None:
+        lengths = model.log_lengths.cpu().exp()
+        order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
+        middle = (0.25 + 0.5 * order / n_rows) * (len(lengths) - 1)  # the middle half
+        rows = nn.functional.normalize(rows, dim=1) * lengths[middle.long()][:, None].to(rows)
+    return rows.detach()
+
+
+def _rows_mapped_to(
+    targets: torch.Tensor, mapped: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor
+) -> torch.Tensor:
+    """Return rows near ``start`` that are mapped to targets; ``start`` itself if the map has no derivative."""
+    scale = start.std(dim=0, correction=0).clamp_min(torch.finfo(start.dtype).tiny)
+    steps = torch.zeros_like(start, requires_grad=True)
+    optimizer = torch.optim.LBFGS([steps], max_iter=EXAMPLE_ITERATIONS, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        value = (mapped(start + scale * steps) - targets).square().sum(dim=1).mean()
+        (steps.grad,) = torch.autograd.grad(value, [steps])
+        return value
+
+    with torch.inference_mode(False), torch.enable_grad(), suppress(RuntimeError):
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return start + scale * steps.detach().nan_to_num()

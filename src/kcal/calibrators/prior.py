@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.class_scores import Floats
 from kcal.errors import InvalidInputError
 from kcal.kernels import in_double
 from kcal.validation import SUM_TOLERANCE, check_choice, shown
 
-EXAMPLE = 'Pass "uniform", a list such as [0.7, 0.2, 0.1], or a mapping from class to frequency.'
+REMEDY = 'Pass "uniform", a list such as [0.7, 0.2, 0.1], or a mapping from class to frequency.'
 
 
 def check_prior(prior: Any, classes: NDArray[Any]) -> torch.Tensor | None:
@@ -27,44 +26,39 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> torch.Tensor | None:
     if isinstance(prior, str):
         check_choice(prior, "prior", ("uniform",))
         return torch.full((len(classes),), 1.0 / len(classes), dtype=torch.float64)
-    values = _numbers(prior, classes)
-    if values.shape != (len(classes),):
+    values = _by_class(prior, classes)
+    try:
+        numbers = np.asarray(values)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        numbers = np.empty(0, dtype=object)
+    if numbers.dtype.kind not in "iuf" or numbers.shape != (len(classes),) or isinstance(values, np.ma.MaskedArray):
+        expected = f"must be one number per class ({len(classes)})"
+        raise InvalidInputError("prior", expected, got=shown(prior), remedy=REMEDY)
+    frequencies = numbers.astype(np.float64)
+    if not (np.isfinite(frequencies).all() and frequencies.min() >= 0 and abs(frequencies.sum() - 1) < SUM_TOLERANCE):
+        raise InvalidInputError("prior", "must be frequencies that sum to 1", got=shown(numbers.tolist()))
+    return torch.from_numpy(frequencies / frequencies.sum())
+
+
+def _by_class(prior: Any, classes: NDArray[Any]) -> Any:
+    """Return the entries of a mapping, or of a pandas Series by its index, in the order of the classes."""
+    if hasattr(prior, "to_dict"):
+        prior = prior.to_dict()
+    if not isinstance(prior, Mapping):
+        return prior
+    names = classes.tolist()
+    different = [*(label for label in prior if label not in names), *(label for label in names if label not in prior)]
+    if different:
         raise InvalidInputError(
-            "prior", f"must have one entry per class ({len(classes)})", got=f"shape {values.shape}", remedy=EXAMPLE
+            "prior", "must give every class a frequency, or 0, and no other", got=repr(different[0])
         )
-    if not (np.isfinite(values).all() and (values >= 0).all() and abs(values.sum() - 1.0) < SUM_TOLERANCE):
-        raise InvalidInputError(
-            "prior", "must be frequencies that sum to 1", got=f"{shown(values.tolist())} (sum {values.sum():.4g})"
-        )
-    return torch.from_numpy(values / values.sum())
+    return [prior[label] for label in names]
 
 
 def check_prior_reaches(prior: torch.Tensor | None, frequencies: torch.Tensor) -> None:
     """Raise if the prior excludes every class that has calibration samples."""
     if prior is not None and not bool(prior[frequencies > 0].any()):
         raise InvalidInputError("prior", "gives nothing to the classes that have calibration samples")
-
-
-def _numbers(prior: Any, classes: NDArray[Any]) -> Floats:
-    """Return the entries of a sequence or mapping as an array."""
-    if hasattr(prior, "to_dict"):  # a pandas Series is read by its index
-        prior = prior.to_dict()
-    if isinstance(prior, Mapping):
-        names = classes.tolist()
-        unknown = [label for label in prior if label not in names]
-        if unknown:
-            raise InvalidInputError("prior", "must name classes only", got=f"{unknown[0]!r}, not among the classes")
-        missing = [label for label in names if label not in prior]
-        if missing:
-            raise InvalidInputError("prior", f"leaves out {missing[0]!r}", remedy="Give every class a frequency, or 0.")
-        prior = [prior[label] for label in names]
-    try:
-        values = np.asarray(prior)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        values = np.empty(0, dtype=object)
-    if values.dtype.kind not in "iuf" or isinstance(prior, np.ma.MaskedArray):
-        raise InvalidInputError("prior", "must be one number per class", got=shown(prior), remedy=EXAMPLE)
-    return values.astype(np.float64)
 
 
 def apply_prior(probs: torch.Tensor, prior: torch.Tensor | None, frequencies: torch.Tensor) -> torch.Tensor:

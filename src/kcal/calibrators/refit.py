@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
 from typing import Any, ClassVar
 
 import numpy as np

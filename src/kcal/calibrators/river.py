@@ -67,13 +67,8 @@ class RiverCalibrator(Classifier):
         self._features: list[Hashable] | None = None
         self._counts: Counter[Any] = Counter()
         self._waiting: list[tuple[NDArray[np.float64], Any, float]] = []
-        self._model: Any = self._start()
-
-    def _start(self) -> Any:
-        given = self.calibrator
-        if given is None:
-            return KCal(projection="identity", progress=False)
-        return copy.deepcopy(given) if given.__sklearn_is_fitted__() else clone(given)
+        given = KCal(projection="identity", progress=False) if calibrator is None else calibrator
+        self._model: Any = copy.deepcopy(given) if given.__sklearn_is_fitted__() else clone(given)
 
     @property
     def _multiclass(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,12 @@ def to_table(lines: list[list[str]], n_texts: int = 1) -> Table:
 
 def explanation_to_json(explanation: Explanation, rows: Index, ids: NDArray[Any] | None) -> str:
     """Return everything as JSON; infinite numbers become null."""
-    heads = [{"row": int(row)} | ({} if ids is None else {"id": ids[place].item()}) for place, row in enumerate(rows)]
-    return json.dumps(explanation_entries(explanation, heads), indent=2, allow_nan=False)
+    entries = replace(explanation, numbers=rows).to_dict()
+    if ids is not None:
+        entries = [
+            {"row": entry.pop("row"), "id": name, **entry} for name, entry in zip(ids.tolist(), entries, strict=True)
+        ]
+    return json.dumps(entries, indent=2, allow_nan=False)
 
 
 def write_shares(path: Path, explanation: Explanation, rows: Index, ids: NDArray[Any] | None) -> None:
@@ -95,7 +100,7 @@ def write_plot(path: Path, explanation: Explanation, rows: Index, ids: NDArray[A
     from kcal.plots.style import wrap_label
 
     title = f"{heading(rows, ids, 0)}: {explanation.predictions[0]}"
-    figure = draw(explanation, 0, title=wrap_label(title)).flat[0].get_figure(root=True)
+    figure: Any = draw(explanation, 0, title=wrap_label(title)).get_figure(root=True)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=150)
 

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import InvalidInputError
 from kcal.plots.arguments import check_arguments, check_kind
 from kcal.plots.style import COUNTS, GAP, OBSERVED_EDGE, SERIES, wrap_label
-from kcal.validation import check_integer, shown, to_numbers
+from kcal.validation import check_integer, to_numbers
 
 if TYPE_CHECKING:
-    from kcal.calibrators import Explanation, LogOdds
+    from kcal.calibrators import Explanation
 
 DRAWN_CLASSES, DRAWN_SAMPLES = 4, 12
 """Classes with a colour of their own, and samples with a bar and a picture, at most."""
@@ -34,7 +34,7 @@ def explanation(
     query: ArrayLike | None = None,
     figure: Figure | SubFigure | None = None,
     title: str | None = None,
-) -> NDArray[Any]:
+) -> Axes:
     """Draw the shares of calibration samples and of everything else in one prediction, by class.
 
     Bars of one colour sum to the probability of a class. Of a blend there are also the contributions to the log-odds of
@@ -56,9 +56,8 @@ def explanation(
 
     Returns
     -------
-    array of Axes
-        That of the bars, that of the log-odds if there are any, then those of the pictures. The figure is
-        ``axes[0].get_figure(root=True)``.
+    Axes
+        That of the bars; the others are in its figure, ``ax.get_figure(root=True)``.
     """
     from kcal.calibrators import Explanation  # here, because it imports torch, which other plots do not need
 
@@ -73,7 +72,7 @@ def explanation(
     if images is not None:
         found = _pictures(images, one.rows[0, :n_samples])
         pictures += [((one.ids[0, i], one.labels[0, i]), found[i]) for i in range(n_samples)]
-    n_panels, n_picture_rows = 1 if one.log_odds is None else 2, ceil(len(pictures) / PICTURES_PER_ROW)
+    n_panels, n_picture_rows = 2 if one.log_odds else 1, ceil(len(pictures) / PICTURES_PER_ROW)
     bars_height, pictures_height = 1.4 + 0.3 * (n_samples + 2 + len(one.parts)), 1.7 * n_picture_rows
     if figure is None:
         figure = Figure(figsize=(6.8 if n_panels == 1 else 11.0, bars_height + pictures_height), layout="constrained")
@@ -81,19 +80,22 @@ def explanation(
     panels = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     axes = panels[-1].subplots(1, n_panels, squeeze=False, width_ratios=[1.5, 1.0][:n_panels])[0]
     _draw_shares(axes[0], one, n_samples)
-    if one.log_odds is not None:
-        _draw_log_odds(axes[1], one.log_odds)
-    if title is not None:
-        figure.suptitle(title)
-    if not pictures:
-        return np.asarray(axes)
-    return np.array([*axes, *_draw_pictures(panels[0], pictures)])
+    if one.log_odds:
+        _draw_log_odds(axes[1], one)
+    figure.suptitle(one.heading() if title is None else title)
+    if pictures:
+        _draw_pictures(panels[0], pictures)
+    ax: Axes = axes[0]
+    return ax
 
 
 def _draw_shares(ax: Axes, one: Explanation, n_samples: int) -> None:
     """Draw a bar for each sample, for all others and for each part; colours are classes."""
     top = np.argsort(-one.probabilities[0], kind="stable")[:DRAWN_CLASSES]
-    names = [f"{_text(one.ids[0, i])}: {_text(one.labels[0, i])}, {_distance(one, i)}" for i in range(n_samples)]
+    names = [
+        f"{_text(one.ids[0, i])}: {_text(one.labels[0, i])}, distance {one.distances[0, i]:.3g}"
+        for i in range(n_samples)
+    ]
     shares = np.zeros((n_samples, len(one.classes)))
     shares[np.arange(n_samples), one.codes[0, :n_samples]] = one.shares[0, :n_samples]
     left_out = one.sample_shares()[0] - shares.sum(axis=0)  # samples without a bar
@@ -109,7 +111,7 @@ def _draw_shares(ax: Axes, one: Explanation, n_samples: int) -> None:
         ax.barh(places, widths, left=starts, color=colour, label=label, height=0.75)
         starts = starts + widths
     for place, share in enumerate(starts):
-        ax.annotate(_share(share), (share, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        ax.annotate(f"{share:.3g}", (share, place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     ax.set_yticks(places, names, fontsize=8)
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_xlim(0, 1.2 * max(starts.max(), 1e-12))
@@ -121,9 +123,9 @@ def _draw_shares(ax: Axes, one: Explanation, n_samples: int) -> None:
     ax.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, frameon=False, **heading)
 
 
-def _draw_log_odds(ax: Axes, odds: LogOdds) -> None:
+def _draw_log_odds(ax: Axes, one: Explanation) -> None:
     """Draw a bar for each contribution, to the right if it is for the first class; infinite ones reach the edge."""
-    values, places = odds.contributions[0], np.arange(len(odds.terms))
+    values, places = np.array([term[0] for term in one.log_odds.values()]), np.arange(len(one.log_odds))
     finite = np.where(np.isfinite(values), values, 0.0)
     reach = 1.7 * max(np.abs(finite).max(), 1e-3)
     widths = np.clip(values, -reach, reach)
@@ -134,17 +136,17 @@ def _draw_log_odds(ax: Axes, odds: LogOdds) -> None:
         style: dict[str, Any] = {"ha": "right" if side < 0 else "left", "va": "center", "fontsize": 8}
         ax.annotate(text, (width, place), xytext=(4 * side, 0), textcoords="offset points", **style)
     ax.axvline(0, color="black", linewidth=0.8)
-    ax.set_yticks(places, odds.terms, fontsize=8)
+    ax.set_yticks(places, list(one.log_odds), fontsize=8)
     ax.set_ylim(len(places) - 0.5, -0.5)
     ax.set_xlim(-reach if (values < 0).any() else -0.1 * reach, reach if (values > 0).any() else 0.1 * reach)
     ax.set_xlabel("contribution to the log-odds")
     ax.grid(axis="x", alpha=0.25)
     ax.set_axisbelow(True)
-    first, second = (_text(name) for name in (odds.first[0], odds.second[0]))
-    ax.set_title(f"log-odds of {first}\nagainst {second}: {odds.total[0]:+.2f}", fontsize=9)
+    first, second = map(_text, one.top[0])
+    ax.set_title(f"log-odds of {first}\nagainst {second}: {values.sum():+.2f}", fontsize=9)
 
 
-def _draw_pictures(panel: SubFigure, pictures: list[tuple[tuple[Any, ...], NDArray[Any]]]) -> list[Axes]:
+def _draw_pictures(panel: SubFigure, pictures: list[tuple[tuple[Any, ...], NDArray[Any]]]) -> None:
     """Draw pictures in rows, each below its names."""
     n_columns = min(len(pictures), PICTURES_PER_ROW)
     grid = panel.subplots(ceil(len(pictures) / n_columns), n_columns, squeeze=False)
@@ -157,20 +159,15 @@ def _draw_pictures(panel: SubFigure, pictures: list[tuple[tuple[Any, ...], NDArr
             ax.spines[:].set(color=GAP, linewidth=2)
     for ax in grid.flat[len(pictures) :]:
         ax.set_axis_off()
-    return list(grid.flat[: len(pictures)])
 
 
 def _pictures(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
     """Return the pictures at some rows, and read no others: ``images`` may be a memory map."""
-    shape = tuple(getattr(images, "shape", ()))
-    if len(shape) not in (3, 4):
-        expected = "must be an array of pictures, (n, height, width) or (n, height, width, 3)"
-        raise InvalidInputError("images", expected, got=shown(images))
     if rows.min() < 0:
-        raise InvalidInputError("images", "must be left out: some support points are no rows of the calibration set")
-    if shape[0] <= rows.max():
+        raise InvalidInputError("images", "must be left out: some support points are not rows of the calibration set")
+    if len(images) <= rows.max():
         expected = f"must have a picture for each row of the calibration set, at least {rows.max() + 1:,}"
-        raise InvalidInputError("images", expected, got=f"{shape[0]:,}")
+        raise InvalidInputError("images", expected, got=f"{len(images):,}")
     return [_picture(images[row], "images") for row in rows.tolist()]
 
 
@@ -178,20 +175,10 @@ def _picture(picture: Any, name: str) -> NDArray[Any]:
     """Return a picture as numbers, colours from 0 to 1."""
     array = np.asarray(to_numbers(picture, name))
     coloured = array.ndim == 3 and array.shape[2] in (3, 4)
-    if not (array.ndim == 2 or coloured) or 0 in array.shape or not np.isfinite(array).all():
+    if not (array.ndim == 2 or coloured) or not np.isfinite(array).all():
         expected = "must be pictures, (height, width) or (height, width, 3), of finite numbers"
         raise InvalidInputError(name, expected, got=f"one of shape {array.shape}")
-    if not coloured:
-        return array
-    return np.clip(array / (255.0 if array.max() > 1 else 1.0), 0.0, 1.0)
-
-
-def _distance(one: Explanation, place: int) -> str:
-    return "distance " + " and ".join(f"{distance:.3g}" for distance in one.distances[0, place])
-
-
-def _share(share: float) -> str:
-    return f"{share:.4f}" if share >= 0.00005 or share == 0 else f"{share:.0e}"
+    return np.clip(array / (255.0 if array.max() > 1 else 1.0), 0.0, 1.0) if coloured else array
 
 
 def _text(name: object) -> str:

@@ -13,12 +13,18 @@ Log-odds of the two most probable classes a and b
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from kcal.calibrators.blend.model import EXPERTS, BlendModel, Experts
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.explain import Attribution, attribution, top_two
+from kcal.calibrators.explain import Attribution, attribute, top_two
 from kcal.kernels import Contributions
+
+if TYPE_CHECKING:
+    from kcal.calibrators.blend.model import BlendModel, Experts
+
+NETWORK, REFIT, SAMPLES = "network", "refitted layer", "similar samples"
 
 
 def attribute_blend(
@@ -27,15 +33,10 @@ def attribute_blend(
     """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits."""
     points = model.estimate.project(embeddings)
     contributions = Contributions(model.estimate.prepared, points)
-    sums = contributions.class_sums()
-    experts = model.experts(sums, points.double(), embeddings, logits)
+    experts = model.experts(contributions.class_sums(), points.double(), embeddings, logits)
     parts = divide(model, experts, probs)
-    by_samples = parts.pop("samples")
-    factors = torch.where(sums.sums > 0, by_samples.T.to(sums.sums) / sums.sums, 0.0)
-    top = top_two(probs)
-    total = difference(model.log_probs(experts), top)
-    terms = log_odds_terms(model, experts, top)
-    return attribution({model.metric: (contributions, factors)}, k, by_samples, parts, terms=terms, log_odds=total)
+    by_samples = parts.pop(SAMPLES)
+    return attribute(contributions, by_samples, k, parts, log_odds_terms(model, experts, top_two(probs)))
 
 
 def divide(model: BlendModel, experts: Experts, probs: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -50,7 +51,7 @@ def divide(model: BlendModel, experts: Experts, probs: torch.Tensor) -> dict[str
         for part, background in ((in_pool, model.pool_background), (mixed, model.background))
     )
     network, refit, estimate = in_pool + mixed
-    parts = {"samples": samples, "network": network + estimate - samples, "refit": refit}
+    parts = {SAMPLES: samples, NETWORK: network + estimate - samples, REFIT: refit}
     return {name: scale * part for name, part in parts.items()}
 
 
@@ -71,7 +72,7 @@ def log_odds_terms(model: BlendModel, experts: Experts, top: torch.Tensor) -> di
     for factors, log_probs, background in kinds:
         share = log_probs.exp() * sample_share(experts, background)
         samples += factors[2] * difference(share, top) / logarithmic_mean(log_probs, top)
-    named = dict(zip(EXPERTS, (network + estimate - samples, refit, samples), strict=True))
+    named = {NETWORK: network + estimate - samples, REFIT: refit, SAMPLES: samples}
     if model.prior is not None:
         named["prior"] = difference((model.prior / model.frequencies).log().expand_as(mixed), top)
     named["masked"] = torch.where(experts.excluded.gather(1, top)[:, 1], torch.inf, 0.0)

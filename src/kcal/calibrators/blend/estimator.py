@@ -18,16 +18,14 @@ from kcal.calibrators.base import (
     example_logits,
     fitted,
 )
-from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
-from kcal.calibrators.compress import CompressionOptions, FindSize, compress_model
-from kcal.calibrators.explain import Attribution
+from kcal.calibrators.compress import CompressionOptions, FindSize
 from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import KernelModel, sorted_support
+from kcal.calibrators.kernel_model import compares_lengths, sorted_support
 from kcal.calibrators.logits import check_logits, columns_of, to_log_probs
-from kcal.calibrators.online import BandwidthRecord, SampleTable, check_updates, with_record
+from kcal.calibrators.online import BandwidthRecord, Counters, SampleTable, check_updates, with_record
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.kernels import size_of_rarest_class
@@ -162,7 +160,8 @@ class KCalBlend(KernelCalibrator):
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
         samples = check_samples(rows, y, logits=scores, **options)
         check_at_least_two(samples.classes, type(self).__name__)
-        samples = samples.select(samples.counted)
+        lengths = log_lengths(rows).cpu().numpy()
+        samples = replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths).select(samples.counted)
         check_two_parts(samples)
         if scores is None:
             warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
@@ -170,23 +169,21 @@ class KCalBlend(KernelCalibrator):
             warn_without_errors(samples.logits, samples.codes)
         metric = "unit" if rows.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
         module = frozen_copy(UNTRAINED[metric](), samples.embeddings)
+        options = {"metric": metric, "representation": self.representation}
+        options["compares_lengths"] = compares_lengths(module, samples)
         points = replace(samples, embeddings=project(module, samples.embeddings))
-        config = {"metric": metric, "representation": self.representation}
-        model = self._fit_points(points, module, head, **config)
-        estimate = model.estimate.with_reference(model.estimate.compared_lengths(samples.embeddings), samples.keys())
-        prints = row_fingerprints(rows)[samples.indices]
-        lengths = log_lengths(samples.embeddings)
-        columns = {"log_lengths": lengths, "groups": groups, "sample_weight": sample_weight, "logits": samples.logits}
-        self._table = SampleTable.of(samples, fingerprints=prints, **columns)
+        model = self._fit_points(points, module, head, **options)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
-        self._fit = Fit(
-            model=model.with_estimate(estimate),
-            classes=samples.classes,
-            fingerprints=np.sort(prints),
-            history=(bandwidth_record(model, samples, len(samples)),),
-            ids=samples.ids,
-            indices=samples.indices,
-            groups=samples.groups,
+        self._fit, self._table = (
+            Fit(
+                model=model,
+                classes=samples.classes,
+                fingerprints=np.sort(samples.fingerprints),
+                samples=samples.without_rows(),
+                counters=Counters.of(samples),
+                history=(bandwidth_record(model, samples, len(samples)),),
+            ),
+            None,
         )
         return self
 
@@ -216,11 +213,6 @@ class KCalBlend(KernelCalibrator):
         """
         given = {"classes": classes, "ids": ids, "groups": groups, "sample_weight": sample_weight, "logits": logits}
         return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
-
-    @property
-    def bandwidth_(self) -> float:
-        """The bandwidth b of the kernel estimate."""
-        return float(self._estimate_of(self._built().model).bandwidth)
 
     @property
     def needs_logits_(self) -> bool:
@@ -253,11 +245,6 @@ class KCalBlend(KernelCalibrator):
             rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.config["representation"])
         return rows
 
-    def _estimate_of(self, model: Any) -> KernelModel:
-        """Return the kernel density estimate of a model."""
-        estimate: KernelModel = model.estimate
-        return estimate
-
     def _check_logits(
         self, logits: Any, rows: torch.Tensor, head: LinearHead | None, representation: str, **known: Any
     ) -> torch.Tensor | None:
@@ -284,76 +271,49 @@ class KCalBlend(KernelCalibrator):
 
     @with_gradients()
     def _fit_points(
-        self, samples: Samples, projection: torch.nn.Module, head: LinearHead | None, **config: Any
+        self, samples: Samples, projection: torch.nn.Module, head: LinearHead | None, **options: Any
     ) -> BlendModel:
         """Return the model of samples whose embeddings are projected."""
-        points = samples.embeddings
-        log_probs = None
-        if samples.logits is not None:
-            log_probs = to_log_probs(samples.logits, config["representation"]).cpu()
-        options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "head": head, **config}
-        with threads_for(points.numel() * samples.n_classes):
-            prior = check_prior(self.prior, samples.classes)
-            return fit_blend(samples, points, log_probs, projection, prior=prior, **options)
+        prior = check_prior(self.prior, samples.classes)
+        with threads_for(samples.embeddings.numel() * samples.n_classes):
+            return fit_blend(samples, projection, head, folds=self.folds, seed=self.seed, prior=prior, **options)
 
     # Updates
 
     def _check_new_classes(self, table: SampleTable, labels: NDArray[Any], name: str) -> None:
-        model: Any = self._built().model
-        new = table.new_classes(labels)
-        if new and model.has_logits:
+        new = labels[table.is_new(labels)].tolist()
+        if new and self._built().model.has_logits:
             expected = f"must be one of the {len(table.classes):,} classes that the logits have columns for"
             raise InvalidInputError(name, expected, got=repr(new[0]))
         super()._check_new_classes(table, labels, name)
 
     def _rebuild(self, fit: Fit, samples: Samples, n_updates: int, *, search: bool) -> Fit:
         """Return the fit with a larger support or, where one is due, with everything fitted anew."""
-        model: Any = fit.model
-        samples = replace(samples, embeddings=samples.embeddings.to(model.device))
-        is_due = check_updates(self.updates).is_due(fit.history, n_updates, samples.classes_seen)
-        is_due = is_due and samples.n_parts > 1
+        model, history = fit.model, fit.history
+        is_due = check_updates(self.updates).is_due(history, n_updates, samples.classes_seen) and samples.n_parts > 1
         if is_due and (search or samples.n_classes != len(fit.classes)):  # the model has no entry for a new class
-            config = {"metric": model.metric, "representation": model.representation}
+            config = {name: model.config[name] for name in ("metric", "representation")}
+            config["compares_lengths"] = model.estimate.config["compares_lengths"]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", KcalWarning)  # a prediction is not the place for warnings of a fit
-                fitted_anew = self._fit_points(samples, model.estimate.projection, model.head, **config)
-            compares = model.estimate.config["compares_lengths"]
-            model, is_due = fitted_anew.with_estimate(fitted_anew.estimate.comparing_lengths(compares)), False
-            history = with_record(fit.history, bandwidth_record(model, samples, n_updates))
+                model, is_due = self._fit_points(samples, model.estimate.projection, model.head, **config), False
+            history = with_record(history, bandwidth_record(model, samples, n_updates))
         else:
-            model, history = model.with_support(sorted_support(samples, samples.embeddings)), fit.history
+            model = model.with_support(sorted_support(samples))
             if samples.logits is not None:  # the lowest may have been that of a forgotten sample
                 lowest = float(to_log_probs(samples.logits, model.representation).min())
                 model = model.changed({"min_log_prob": model.min_log_prob.clamp_min(lowest)})
-        return replace(fit, model=model, classes=samples.classes, history=history, is_search_due=is_due)
+        return replace(fit, model=model, history=history, is_search_due=is_due)
 
-    def _without_samples(self, model: BlendModel) -> BlendModel:
-        return model.with_support(model.estimate.support.empty())
-
-    def _referenced(self, model: BlendModel, lengths: torch.Tensor, groups: torch.Tensor | None) -> BlendModel:
-        compares = model.estimate.config["compares_lengths"]
-        return model.with_estimate(model.estimate.with_reference(lengths if compares else None, groups))
-
-    def _attribute(
-        self, model: BlendModel, rows: torch.Tensor, scores: torch.Tensor | None, probs: torch.Tensor, k: int
-    ) -> Attribution:
-        return attribute_blend(model, rows, scores, probs, k)
-
-    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any) -> Fit:
-        model: Any = fit.model
-        keys = fit.groups if groups is None else check_groups(groups, len(model.estimate.points))
-        estimate, _ = compress_model(model.estimate, keys, find_size, options)
-        if estimate is model.estimate:
-            return fit
-        nothing = np.empty(0, dtype=np.int64)
-        return replace(fit, model=model.with_estimate(estimate), ids=None, indices=nothing, groups=None)
+    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
+        keys = None if groups is None else check_groups(groups, len(fit.model.estimate.points))
+        compressed = super()._compressed(fit, find_size, options, keys)
+        return replace(compressed, curve=fit.curve)
 
     # Files and parameters
 
     def _stored_parameters(self) -> dict[str, Any]:
-        stored = super()._stored_parameters()
-        del stored["head"]  # the model has it
-        return stored
+        return {**super()._stored_parameters(), "head": None}  # the model has it
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:

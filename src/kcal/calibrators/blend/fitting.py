@@ -12,6 +12,7 @@ from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, count
 from kcal.calibrators.blend.network import LeaveOut, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
 from kcal.calibrators.kernel_model import KernelModel, sorted_support
+from kcal.calibrators.logits import to_log_probs
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
 from kcal.samples import Samples, cross_folds
@@ -38,32 +39,31 @@ FREQUENCY_PRIOR = 2.0
 
 def fit_blend(
     samples: Samples,
-    points: torch.Tensor,
-    log_probs: torch.Tensor | None,
     projection: nn.Module,
+    head: LinearHead | None,
     *,
     folds: int,
     seed: int,
     prior: torch.Tensor | None,
-    head: LinearHead | None,
-    **config: Any,
+    representation: str,
+    metric: str,
+    compares_lengths: bool,
 ) -> BlendModel:
-    """Fit a blend to samples of positive weight.
-
-    ``points``, (n, d), are their projected embeddings; ``log_probs``, (n, n_classes) in float64, are those of the
-    network, None without logits; ``config`` is the metric and the representation of logits.
-    """
-    codes, n_classes = torch.from_numpy(samples.codes), samples.n_classes
-    scores = torch.zeros(len(codes), n_classes, dtype=torch.float64) if log_probs is None else log_probs
+    """Fit a blend to samples of positive weight, whose embeddings are projected; without logits, f is uniform."""
+    points, codes, n_classes = samples.embeddings, torch.from_numpy(samples.codes), samples.n_classes
+    scores = torch.zeros(len(codes), n_classes, dtype=torch.float64)
+    if samples.logits is not None:
+        scores = to_log_probs(samples.logits, representation).cpu()
     groups = None if samples.groups is None else torch.from_numpy(samples.groups)
     leave_out = LeaveOut(torch.from_numpy(samples.weights), groups)
     index = torch.from_numpy(samples.spread_index(max(MAX_ENTRIES // n_classes, 2)))
 
     network, of_network = fit_network(scores, codes, leave_out, index)
     refit, of_refit = fit_refit(samples, points, scores, network.temperature, index.numpy(), folds, seed)
-    support = sorted_support(samples, points)
+    support = sorted_support(samples)
     bandwidth, background = choose_bandwidth(support, samples, of_network, index, KERNEL)
-    estimate = KernelModel.of(projection, support, points.shape[1], bandwidth=bandwidth, kernel=KERNEL)
+    options: dict[str, Any] = {"bandwidth": bandwidth, "kernel": KERNEL, "compares_lengths": compares_lengths}
+    estimate = KernelModel.of(projection, samples, points.shape[1], **options)
     log_scale = log_scale_of(support, len(codes))
     counts = leave_out_counts(estimate, samples, index, log_scale)
     weights = leave_out.weights[index] * (len(codes) / len(index))
@@ -80,7 +80,8 @@ def fit_blend(
         "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         "prior": prior,
     }
-    config |= {"has_logits": log_probs is not None, "has_prior": prior is not None}
+    config: dict[str, Any] = {"metric": metric, "representation": representation}
+    config |= {"has_logits": samples.logits is not None, "has_prior": prior is not None}
     parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
     return BlendModel.of(tensors, parts, **config)
 

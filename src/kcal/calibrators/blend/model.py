@@ -23,8 +23,10 @@ import torch
 from torch import nn
 
 from kcal.calibrators.base import CalibrationModel
+from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
+from kcal.calibrators.explain import Attribution
 from kcal.calibrators.kernel_model import MAX_SUMS, KernelModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
@@ -129,8 +131,13 @@ class BlendModel(CalibrationModel):
 
     def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the evidence of each row, (n,), which does not depend on the logits."""
-        rows = as_embeddings(embeddings)
-        return self.estimate.evidence(self.estimate.class_sums(rows), rows)
+        return self.estimate.evidence_of(embeddings)
+
+    def attribute(
+        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
+    ) -> Attribution:
+        """Return the shares of samples, network and refitted layer in the probabilities ``probs`` of rows."""
+        return attribute_blend(self, as_embeddings(embeddings), logits, probs, k)
 
     def experts(
         self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
