@@ -19,7 +19,6 @@ from kcal.cli.data import Dataset
 from kcal.cli.output import check_writable, console, shown, write_table
 from kcal.errors import InvalidInputError
 from kcal.files import atomic_path
-from kcal.serving.explanations import explanation_entries
 
 SHOWN_ROWS = 3
 """Rows that are shown, at most."""
