@@ -41,34 +41,17 @@ BASE = [*ten("uncal", 0.9, 0.1), *ten("ts", 0.9, 0.05), *ten("imax", 0.7, 0.01)]
 """ts is as accurate as uncal and better calibrated; imax is best of all, but far less accurate."""
 
 
-def pages(results: Results, folder: Path) -> dict[str, str]:
-    return results_pages(results, 10, 0, folder, {})
-
-
-def test_the_page_shows_where_kcal_is_not_first_and_the_ranks_of_the_paper(tmp_path: Path) -> None:
+def test_page_says_where_kcal_is_not_first(tmp_path: Path) -> None:
     results = Results.of([*BASE, *ten("kcal", 0.9, 0.2)], ("uncal", "ts", "imax", "kcal"))
-    written = pages(results, tmp_path)
-    assert list(written) == ["", "tables.md", "not-first.md"]
-    text, tables, reasons = written.values()
-    assert text.startswith("# Results\n\nEvery method")
-    assert "\n\n10 random splits of each task's samples into calibration and test, seed 0" in text
+    text, tables, reasons = results_pages(results, 10, 0, tmp_path, {}).values()
     assert "| ta_sk | ECE | 10.00±0.19 | **5.00±0.19** | 20.00±0.19 |" in text
-    assert "imax" not in text.split("### Main metrics")[1]
     assert first_places(results, "kcal") == "kcal is first in 4 of 5 rows and metrics, and tied with the first in 0."
     assert first_places(results, "kcal") in text
-    assert "kcal-blend" not in text  # it was not run
     assert "- ta_sk, ECE: 20.00, ts 5.00" in reasons
     assert "- ta_sk, accuracy" not in reasons
-    assert "## Where the blend is not first" not in reasons
     assert "| ECE | 8.42 | 6.68 | 7.73 | 3.84 |" in tables
-    assert tables.count("### ECE, % ↓") == 1
-    for absent in ("**New groups.**", "### How far kcal was trained", "## What helped", "helped to choose it"):
-        assert not any(absent in page for page in written.values())
-    assert where_not_first(results, "ts").count("\n") == 0
     inaccurate = Results.of([*BASE, *ten("kcal", 0.5, 0.01, 0.1)], ("uncal", "ts", "imax", "kcal"))
-    lines = where_not_first(inaccurate, "kcal")
-    assert "- ta_sk, ECE: 1.00†, ts 5.00" in lines
-    assert lines.endswith("however good the number.")
+    assert "- ta_sk, ECE: 1.00†, ts 5.00" in where_not_first(inaccurate, "kcal")
 
 
 def test_the_ranks_of_the_paper_average_to_those_that_it_prints() -> None:
@@ -97,31 +80,17 @@ def folder(task: Task, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_page_shows_the_studies_and_pictures_of_its_folder(folder: Path, tmp_path: Path) -> None:
+def test_page_links_the_studies_and_pictures_of_its_folder(folder: Path, tmp_path: Path) -> None:
     files = write_page(tmp_path / "page.md", folder)
-    assert files[0] == tmp_path / "page.md"
-    behind = [
-        "convexity.md",
-        "convexity.png",
-        "not-first.md",
-        "reliability-small-by-group.png",
-        "reliability-small.png",
-    ]
-    behind += ["reliability.md", "remedies.md", "tables.md"]
-    assert sorted(path.name for path in (tmp_path / "page").iterdir()) == behind
-    assert sorted(files[1:]) == [tmp_path / "page" / name for name in behind]
+    names = {path.name for path in files}
+    assert {"page.md", "convexity.md", "convexity.png", "not-first.md", "reliability-small.png", "tables.md"} <= names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files if path.suffix == ".png")
     for page in (path for path in files if path.suffix == ".md"):
         for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
             assert (page.parent / link).is_file(), link
     text = (tmp_path / "page.md").read_text()
-    assert re.findall(r"!\[[^]]*\]\(([^)]+)\)", text) == ["page/convexity.png"]
     assert "- everywhere: 800 steps" in text
-    assert f"[{remedies.STUDY.title}](page/remedies.md)" in text
     assert "Measured with python " in text
-    order = ["### Average rank", "### Main metrics", "## Where KCal", "## What helped", f"## {remedies.STUDY.title}"]
-    places = [text.index(heading) for heading in (*order, f"## {convexity.STUDY.title}")]
-    assert places == sorted(places)
 
 
 def test_commands_run_studies_and_write_the_page(
@@ -141,6 +110,3 @@ def test_commands_run_studies_and_write_the_page(
     output = CliRunner().invoke(command.app, ["page", str(folder), "--out", "page.md"])
     assert output.stdout.splitlines()[0] == "page.md"
     assert "# Results" in Path("page.md").read_text()
-    help_text = CliRunner().invoke(command.app, ["--help"]).stdout
-    assert all(name in help_text for name in ("variants", "shift", "growth", "all", "page"))
-    assert CliRunner().invoke(command.app, ["colours"]).exit_code == 2

@@ -219,12 +219,6 @@ def test_adjusted_predictions_follow_bayes_rule():
     np.testing.assert_allclose(excluded, [[0.0, 0.4, 0.6]])
 
 
-def test_the_table_names_the_classes():
-    text = str(estimate_prior(posterior(draw(500, AFTER, 5)[0], BEFORE), reference=BEFORE, classes=["N", "S", "V"]))
-    lines = text.splitlines()
-    assert lines[0] == "class frequencies of 500 samples, by em"
-    assert [line.split()[0] for line in lines[2:5]] == ["N", "S", "V"]
-    assert float(lines[2].split()[2]) == pytest.approx(0.7, abs=0.1)
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,10 @@ def connect(address: str | None = None, **options: Any) -> Any:
     ray = require_ray()
     if ray.is_initialized():
         return ray
-    settings = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False} | options
+    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    settings |= {"include_dashboard": False} if address in (None, "local") else {}  # of a cluster that starts here
     try:
-        ray.init(address=address, **settings)
+        ray.init(address=address, **settings | options)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         raise InvalidInputError(
             "address",

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -187,21 +187,26 @@ def predict(
         _begin(folder, settings, parts)
         missing = _missing(folder, parts)
         run = _on_ray if engine == "ray" else _in_this_process
-        with progress_bar("Scoring", len(missing), show=progress) as advance:
-            issued: set[tuple[str, str]] = set()
-            for done in run(missing, scorer, folder, workers) if missing else ():
-                if done.error:
-                    raise KcalError(done.error)
-                for name, text in sorted(done.warnings - issued):
-                    warn(text, getattr(errors, name))
-                issued |= done.warnings
-                advance(done.name)
+        _collect(run(missing, scorer, folder, workers) if missing else (), len(missing), progress)
         if lost := _missing(folder, parts):
             problem = f"{folder / lost[0].name} was written, but is not there"
             raise FileFormatError(f"{problem}: all machines must share the folder, and nobody may remove its files.")
         _write_manifest(folder, settings, parts, complete=True)
     shutil.rmtree(folder / SPOOLED, ignore_errors=True)
     return Predictions(folder, sum(map(len, parts)), len(parts), len(missing))
+
+
+def _collect(reports: Iterable[Done], total: int, progress: bool | None) -> None:
+    """Wait for all parts, raise the first error, and issue every warning once."""
+    issued: set[tuple[str, str]] = set()
+    with progress_bar("Scoring", total, show=progress) as advance:
+        for done in reports:
+            if done.error:
+                raise KcalError(done.error)
+            for name, text in sorted(done.warnings - issued):
+                warn(text, getattr(errors, name))
+            issued |= done.warnings
+            advance(done.name)
 
 
 def _check_model(model: Any) -> Model:

@@ -172,7 +172,7 @@ def limited_stakes(lows: Floats, highs: Floats) -> Floats:
 
 
 def _log_totals(log_stakes: Floats, counts: NDArray[np.int64]) -> Floats:
-    return np.logaddexp(logsumexp(log_stakes, axis=-1), np.log(kept_after(counts)))
+    return np.asarray(np.logaddexp(logsumexp(log_stakes, axis=-1), np.log(kept_after(counts))))
 
 
 @contextmanager
