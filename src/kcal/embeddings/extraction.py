@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -239,8 +240,8 @@ def visit_batches(
     network: nn.Module, loader: Iterable[Any], visit: Callable[[int, Any], None], *, progress: bool | None = None
 ) -> int:
     """Call ``visit`` with the index of every batch and the batch, in evaluation mode; return how many there were."""
-    n_batches = 0
-    with preserve_state(network), progress_bar("Running the network", length_of(loader), show=progress) as advance:
+    n_batches, total = 0, length_hint(loader) or None  # None for an iterable data set, which has no length
+    with preserve_state(network), progress_bar("Running the network", total, show=progress) as advance:
         for batch in loader:
             visit(n_batches, batch)
             n_batches += 1
@@ -304,14 +305,6 @@ def _content(value: Any) -> Iterator[Any]:
     else:
         text = repr(value) if isinstance(value, str | bytes | int | float | complex | np.generic | None) else ""
         yield f"{type(value).__qualname__} {len(text)} {text} ".encode()
-
-
-def length_of(loader: Iterable[Any]) -> int | None:
-    """Return the number of batches, None if it is not known: a loader of an iterable data set has no length."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else None
-    except TypeError:
-        return None
 
 
 def check_order(loader: Any, *, beside: str = "") -> None:

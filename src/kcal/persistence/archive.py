@@ -91,9 +91,11 @@ def load(
     if projection is not None and not isinstance(projection, nn.Module):
         raise InvalidInputError("projection", "must be a torch module", got=shown(projection))
     loaded = from_parts(*_parse(_read(path), path), path, projection)
-    if place is not None and not isinstance(loaded, KernelCalibrator):
+    if place is None:
+        return loaded
+    if not isinstance(loaded, KernelCalibrator):
         raise LoadArgumentError("device", f"is not used by a saved {type(loaded).__name__}", remedy="Leave it out.")
-    return loaded if place is None else loaded.to(place)
+    return loaded.to(place)
 
 
 def load_calibrator(path: Source) -> Calibrator:
