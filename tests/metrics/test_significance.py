@@ -76,9 +76,7 @@ def test_one_split_cannot_be_tested(test):
     assert math.isnan(test([0.2], [0.1]))
 
 
-@pytest.mark.parametrize(
-    "values", [[], 0.5, ["a", "b"], [0.5, float("nan")], SplitSummary(0.5, -0.1, 10), SplitSummary(0.5, 0.1, 0)]
-)
+@pytest.mark.parametrize("values", [[], 0.5, ["a", "b"], [0.5, float("nan")]])
 def test_invalid_splits_are_named(values):
     with pytest.raises(InvalidInputError, match=r"^first.* must"):
         pooled_t_test(values, [0.1, 0.2])
