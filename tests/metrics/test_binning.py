@@ -58,6 +58,14 @@ def test_every_edge_belongs_to_the_bin_on_its_left_in_either_precision(dtype):
         assert binned(values, values > 2, bins=bins, adaptive=False).counts.tolist() == [1] * bins
 
 
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8"])
+def test_negative_zero_and_byte_order_do_not_matter(dtype):
+    probs = np.array([[-0.0, 1.0], [0.25, 0.75], [1.0, -0.0]], dtype=dtype)
+    result = reliability(probs, [1, 0, 0], of=0, bins=3)
+    assert result.mean_prediction.tolist() == [0.0, 0.25, 1.0]
+    assert result.observed_frequency.tolist() == [0.0, 1.0, 1.0]
+
+
 def test_fewer_samples_than_bins_leave_the_first_bins_empty():
     result = binned([0.2, 0.8], [0, 1], bins=5)
     assert result.counts.tolist() == [0, 0, 0, 1, 1]
