@@ -26,7 +26,7 @@ def events(draw):
 
 @steady
 @given(event=events(), bins=st.integers(1, 25), adaptive=st.booleans(), seed=st.integers(0, 1000))
-def test_bins_hold_every_sample_and_the_order_of_rows_changes_not_one_bit(event, bins, adaptive, seed):
+def test_bins_hold_every_sample_and_the_order_of_rows_is_exact(event, bins, adaptive, seed):
     values, occurred = event
     result = binned(values, occurred, bins=bins, adaptive=adaptive)
     assert result.total == len(values)
@@ -56,6 +56,14 @@ def test_every_edge_belongs_to_the_bin_on_its_left_in_either_precision(dtype):
     for bins in (1, 3, 7, 20, 49, 100):
         values = np.array([i / bins for i in range(1, bins + 1)], dtype=dtype)
         assert binned(values, values > 2, bins=bins, adaptive=False).counts.tolist() == [1] * bins
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8"])
+def test_negative_zero_and_byte_order_do_not_matter(dtype):
+    probs = np.array([[-0.0, 1.0], [0.25, 0.75], [1.0, -0.0]], dtype=dtype)
+    result = reliability(probs, [1, 0, 0], of=0, bins=3)
+    assert result.mean_prediction.tolist() == [0.0, 0.25, 1.0]
+    assert result.observed_frequency.tolist() == [0.0, 1.0, 1.0]
 
 
 def test_fewer_samples_than_bins_leave_the_first_bins_empty():

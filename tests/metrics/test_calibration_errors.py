@@ -99,7 +99,7 @@ def test_classwise_calibration_error_by_hand():
     assert classwise_calibration_error(probs, labels, bins=1, threshold="min") == pytest.approx(0.65 / 4)
 
 
-def test_uniform_probabilities_reach_the_threshold_one_over_k_in_either_precision():
+def test_uniform_probabilities_reach_threshold_1_over_k():
     for dtype in (np.float32, np.float64):
         probs = np.full((49, 49), 1 / 49, dtype=dtype)
         assert classwise_calibration_error(probs, np.arange(49)) == pytest.approx(0, abs=1e-7)
@@ -111,7 +111,7 @@ def test_nothing_above_the_threshold_is_nan_not_zero():
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_certain_predictions_cost_nothing_when_right_and_everything_when_wrong(adaptive):
+def test_certain_predictions_have_error_0_or_1(adaptive):
     probs = np.array([[1.0, 0.0], [0.0, 1.0]])
     assert expected_calibration_error(probs, [0, 1], adaptive=adaptive) == 0
     assert classwise_calibration_error(probs, [0, 1], adaptive=adaptive) == 0
@@ -128,7 +128,7 @@ def torchmetrics():
 
 
 @pytest.mark.parametrize(("n_classes", "bins"), [(2, 10), (3, 20), (10, 15)])
-def test_the_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics, n_classes, bins):
+def test_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics, n_classes, bins):
     generator = np.random.default_rng(n_classes)
     probs = generator.dirichlet(np.full(n_classes, 0.5), 700)
     labels = generator.integers(n_classes, size=700)
@@ -139,7 +139,7 @@ def test_the_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics,
     assert ours == pytest.approx(float(theirs), rel=1e-5)
 
 
-def test_the_static_error_of_a_class_is_the_binary_one_of_torchmetrics(torchmetrics):
+def test_static_error_of_a_class_is_the_binary_one_of_torchmetrics(torchmetrics):
     generator = np.random.default_rng(4)
     probs = generator.dirichlet(np.full(4, 0.5), 700)
     labels = generator.integers(4, size=700)
@@ -160,7 +160,7 @@ def problem(seed=0, n=400, k=5):
 
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("threshold", ["max", 0.0])
-def test_class_errors_have_the_classwise_error_as_mean_and_are_those_of_their_bins(adaptive, threshold):
+def test_class_errors_equal_reliability_and_average_to_classwise_error(adaptive, threshold):
     probs, labels = problem()
     errors = class_errors(probs, labels, adaptive=adaptive, threshold=threshold)
     expected = classwise_calibration_error(probs, labels, adaptive=adaptive, threshold=threshold)

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from kcal.metrics import canonical_calibration_error, canonical_cells
 
-steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
 
 @st.composite
@@ -45,7 +45,7 @@ def canonical_error_slow(whole, labels, bins):
 
 @steady
 @given(data=counts(), bins=st.integers(1, 12))
-def test_the_error_equals_the_loop_over_cells(data, bins):
+def test_error_equals_the_loop_over_cells(data, bins):
     whole, labels = data
     expected = canonical_error_slow(whole, labels, bins)
     assert canonical_calibration_error(shares(whole), labels, bins=bins) == pytest.approx(expected, abs=1e-12)
@@ -55,7 +55,7 @@ def test_the_error_equals_the_loop_over_cells(data, bins):
 
 @steady
 @given(data=counts(), bins=st.integers(1, 12), weighted=st.booleans())
-def test_the_cells_sum_up_to_the_error(data, bins, weighted):
+def test_cells_sum_up_to_the_error(data, bins, weighted):
     whole, labels = data
     weights = 1.0 + np.arange(len(labels)) % 3 if weighted else None
     cells = canonical_cells(shares(whole), labels, bins=bins, sample_weight=weights)
@@ -74,7 +74,7 @@ def test_two_cells_by_hand():
     assert canonical_calibration_error(probs, [0, 2, 1], bins=2) == pytest.approx(2 / 3 * 0.4 + 1 / 3 * 0.7)
 
 
-def test_a_thousand_classes_and_as_many_bins_need_no_grid():
+def test_thousand_classes_and_as_many_bins_need_no_grid():
     generator = np.random.default_rng(0)
     probs = generator.dirichlet(np.full(1000, 0.01), size=30)
     labels = generator.integers(0, 1000, size=30)

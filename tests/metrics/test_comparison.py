@@ -11,7 +11,7 @@ from scipy import stats
 from kcal.errors import InvalidInputError
 from kcal.metrics.comparison import SplitSummary, compare_methods
 
-steady = settings(deadline=None, max_examples=40)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=40)  # a slow run is not a failure
 
 METHODS = ["uncalibrated", "temperature", "dirichlet", "imax", "focal", "spline", "iop", "gp", "mmce", "kcal"]
 
@@ -35,7 +35,7 @@ MIXER_ERROR = printed(
 )
 
 
-def test_the_marks_are_those_of_the_paper_where_a_method_loses_accuracy():
+def test_marks_are_those_of_the_paper_where_a_method_loses_accuracy():
     comparison = compare_methods(IMAGENET_ERROR, IMAGENET_ACCURACY)
     assert set(METHODS) - set(comparison.summaries) == {"focal", "mmce"}
     assert set(comparison.summaries) - set(comparison.pooled.accuracy_preserving) == {"dirichlet", "kcal"}
@@ -44,14 +44,14 @@ def test_the_marks_are_those_of_the_paper_where_a_method_loses_accuracy():
     assert comparison.corrected is None
 
 
-def test_the_marks_are_those_of_the_paper_where_several_are_best():
+def test_marks_are_those_of_the_paper_where_several_are_best():
     comparison = compare_methods(MIXER_ERROR, MIXER_ACCURACY)
     assert set(comparison.summaries) - set(comparison.pooled.accuracy_preserving) == {"dirichlet", "focal"}
     assert comparison.pooled.best == ("kcal", "imax", "gp")
     assert comparison.pooled.underlined is None, "dirichlet is inaccurate, but not the lowest of all"
 
 
-def test_the_best_accuracies_are_those_of_the_paper():
+def test_best_accuracies_are_those_of_the_paper():
     comparison = compare_methods(IMAGENET_ACCURACY, IMAGENET_ACCURACY, better="higher")
     assert set(comparison.pooled.best) == {"uncalibrated", "temperature", "imax", "spline", "iop", "gp"}
 
@@ -75,7 +75,7 @@ def marks_slow(values, accuracies, better, p_higher, level=0.01):
 
 @steady
 @given(seed=st.integers(0, 10_000), better=st.sampled_from(["lower", "higher"]))
-def test_the_marks_equal_those_from_the_tests_of_scipy(seed, better):
+def test_marks_equal_those_from_the_tests_of_scipy(seed, better):
     values, accuracies, better = random_data(seed, better)
     comparison = compare_methods(values, accuracies, better=better, n_calibration=50, n_test=25)
 
@@ -141,7 +141,7 @@ def test_where_no_method_preserves_accuracy_none_is_best():
     assert marks.underlined == "a"
 
 
-def test_a_comparison_prints_as_a_table():
+def test_comparison_prints_as_a_table():
     values = {"uncalibrated": [0.3] * 10, "good": [0.2] * 10, "sharp": [0.1] * 10, "bad": [0.4] * 10}
     accuracies = {"uncalibrated": [0.9] * 10, "good": [0.9] * 10, "sharp": [0.8] * 10, "bad": [0.8] * 10}
     lines = str(compare_methods(values, accuracies, n_calibration=10, n_test=10)).splitlines()

@@ -23,7 +23,7 @@ def predictions():
     return probs, generator.integers(0, 5, size=1234)
 
 
-def test_an_evaluation_holds_what_each_metric_gives_alone(predictions):
+def test_evaluation_holds_what_each_metric_gives_alone(predictions):
     probs, labels = predictions
     result = evaluate(probs, labels, bins=15, threshold="min", clip="published")
     assert result.as_dict() == {
@@ -42,7 +42,7 @@ def test_an_evaluation_holds_what_each_metric_gives_alone(predictions):
     assert (result.threshold, result.clip) == (0.01, "published")
 
 
-def test_an_evaluation_prints_as_a_table():
+def test_evaluation_prints_as_a_table():
     result = evaluate(np.array([[0.75, 0.25], [0.25, 0.75]]), [0, 0], bins=1)
     assert str(result).splitlines() == [
         "2 samples, 2 classes",
@@ -72,7 +72,7 @@ def test_labels_and_classes_may_come_from_pandas():
         evaluate([[0.1, 0.9], [0.8, 0.2]], pandas.Series(["b", None], dtype=object), classes=["a", "b"])
 
 
-def test_a_result_can_be_hashed_with_its_intervals():
+def test_result_can_be_hashed_with_its_intervals():
     probs, labels = [[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], [1, 0, 1]
     first, second = (evaluate(probs, labels, confidence=0.9, resamples=20) for _ in range(2))
     assert len({first, second}) == 1

@@ -126,7 +126,7 @@ def test_scores_and_metrics_of_ones_own_have_percentile_intervals():
     assert own == pytest.approx(tuple(weighted))
 
 
-def test_an_interval_of_any_metric_draws_whole_groups():
+def test_interval_of_any_metric_draws_whole_groups():
     probs, labels = two_classes(30, 0.0, np.random.default_rng(18))
     again, groups = (np.repeat(probs, 20, axis=0), np.repeat(labels, 20)), np.repeat(np.arange(30), 20)
     for metric in (accuracy, expected_calibration_error):
@@ -145,7 +145,7 @@ def test_an_interval_of_any_metric_draws_whole_groups():
     how=st.sampled_from(["plain", "weights", "groups"]),
     seed=st.integers(0, 2**16),
 )
-def test_the_interval_of_an_error_contains_its_debiased_estimate(
+def test_interval_of_an_error_contains_its_debiased_estimate(
     n_samples, n_classes, sharpness, confidence, bins, how, seed
 ):
     generator = np.random.default_rng(seed)
@@ -168,7 +168,7 @@ def test_the_interval_of_an_error_contains_its_debiased_estimate(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_interval_of_a_score_contains_its_value(seed):
+def test_interval_of_a_score_contains_its_value(seed):
     probs, labels = drawn(100, 3, 1.5, np.random.default_rng(seed))
     result = evaluate(probs, labels, confidence=0.9, resamples=100)
     for name in set(result.metrics) - set(ERRORS):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kcal.errors import InvalidInputError
 from kcal.metrics import kernel_calibration_error
 
-steady = settings(deadline=None, max_examples=40)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=40)  # a slow run is not a failure
 
 ESTIMATORS = ["unbiased-quadratic", "unbiased-linear", "biased"]
 
@@ -60,7 +60,7 @@ def estimate_slow(h, estimator):
     kernel=st.sampled_from(["total-variation", "euclidean"]),
     bandwidth=st.sampled_from([None, 0.1, 2.0]),
 )
-def test_the_estimates_equal_the_double_loop(data, estimator, kernel, bandwidth):
+def test_estimates_equal_the_double_loop(data, estimator, kernel, bandwidth):
     probs, labels = data
     result = kernel_calibration_error(
         probs, labels, estimator=estimator, kernel=kernel, bandwidth=bandwidth, resamples=0
@@ -87,7 +87,7 @@ def test_three_samples_by_hand():
 
 
 @pytest.mark.parametrize("estimator", ["unbiased-quadratic", "biased"])
-def test_the_bootstrap_equals_the_double_loop(estimator):
+def test_bootstrap_equals_the_double_loop(estimator):
     generator = np.random.default_rng(3)
     probs = generator.dirichlet(np.ones(3), size=12)
     labels = draw_labels(probs, generator)
@@ -136,7 +136,7 @@ def test_one_sample_has_only_a_biased_estimate():
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_certain_predictions_are_fully_credible_when_right_and_not_at_all_when_wrong(estimator):
+def test_certain_predictions_have_extreme_p_values(estimator):
     probs = np.tile(np.eye(2), (10, 1))
     labels = np.tile([0, 1], 10)
     right = kernel_calibration_error(probs, labels, estimator=estimator)
@@ -152,7 +152,7 @@ def test_where_most_rows_are_equal_the_mean_distance_is_the_bandwidth():
     assert kernel_calibration_error(probs, [0] * 6).bandwidth == pytest.approx(5 * 0.5 / 15)
 
 
-def test_the_result_is_a_number_and_prints_what_it_is():
+def test_result_is_a_number_and_prints_what_it_is():
     result = kernel_calibration_error(np.full((4, 2), 0.5), [0, 1, 0, 0], estimator="biased", resamples=9)
     assert float(result) == result.value == pytest.approx(0.125)
     assert str(result) == (

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from kcal.errors import InvalidInputError
 from kcal.metrics import AverageRank, AverageRanks, average_ranks, overall_ranks
 
-steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
 
 def test_average_ranks_by_hand():
@@ -51,7 +51,7 @@ def test_average_ranks_equal_those_of_scipy(seed, n_tasks, n_splits, better):
             assert averages[f"m{m}"].std == pytest.approx(expected, nan_ok=True, abs=1e-12)
 
 
-def test_the_spread_is_that_of_the_paper():
+def test_spread_is_that_of_the_paper():
     # The paper's accuracy of the worst of 10 methods, 11 data sets of 10 splits: 9.99 ± 0.03. Pooled, it would be 0.10.
     values = {f"m{m}": np.full(10, float(m)) for m in range(10)}
     tasks = {str(t): dict(values) for t in range(10)}
@@ -60,7 +60,7 @@ def test_the_spread_is_that_of_the_paper():
     assert (round(rank.mean, 2), round(rank.std, 2)) == (9.99, 0.03)
 
 
-def test_the_overall_average_is_that_of_the_paper():
+def test_overall_average_is_that_of_the_paper():
     # ECE, accuracy, CECE and Brier of the uncalibrated predictions and of KCal; the table's last row is 7.16 and 2.61.
     printed = {"ece": (8.42, 3.84), "accuracy": (5.03, 2.70), "cece": (6.99, 1.83), "brier": (8.18, 2.05)}
     metrics = {

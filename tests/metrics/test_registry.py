@@ -45,7 +45,7 @@ def test_perfect_predictions_are_best_and_values_in_range(metric, predictions):
 
 
 @every_metric
-def test_the_order_of_the_rows_does_not_matter(metric, predictions):
+def test_order_of_the_rows_does_not_matter(metric, predictions):
     probs, labels = predictions
     order = np.random.default_rng(2).permutation(len(labels))
     weights = np.random.default_rng(3).gamma(3.0, size=len(labels))
@@ -107,7 +107,7 @@ def test_values_are_formatted_for_tables():
     assert METRICS["accuracy"].arrow == "↑"
 
 
-def test_an_evaluation_agrees_with_the_table(predictions):
+def test_evaluation_agrees_with_the_table(predictions):
     for name, value in evaluate(*predictions).as_dict().items():
         assert METRICS[name](*predictions) == pytest.approx(value, rel=1e-12), name
 

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from kcal.metrics import accuracy
 from kcal.metrics.scores import accuracy_rejection, accuracy_rejection_area
 
-steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
 
 @st.composite
@@ -38,7 +38,7 @@ def test_every_point_equals_the_loop_over_thresholds(data):
 
 @steady
 @given(data=predictions(most=5))
-def test_the_area_is_the_mean_over_all_orders_of_equal_confidences(data):
+def test_area_is_the_mean_over_all_orders_of_equal_confidences(data):
     probs, labels = data
     confidences, correct = probs.max(axis=1), probs.argmax(axis=1) == labels
     areas = [
@@ -49,7 +49,7 @@ def test_the_area_is_the_mean_over_all_orders_of_equal_confidences(data):
     assert accuracy_rejection_area(probs, labels) == pytest.approx(np.mean(areas))
 
 
-def test_a_curve_by_hand():
+def test_curve_by_hand():
     # From the most confident: .9 right, .8 wrong, two of .6 of which one is right.
     probs = np.array([[0.6, 0.4], [0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
     labels = np.array([0, 0, 0, 0])
@@ -61,7 +61,7 @@ def test_a_curve_by_hand():
     assert curve.n_samples == 4
 
 
-def test_a_confidence_that_knows_its_errors_has_the_larger_area():
+def test_confidence_that_knows_its_errors_has_the_larger_area():
     labels = np.zeros(100, dtype=int)
     wrong = np.arange(100) < 20
     knows = np.where(wrong, 0.45, 0.9)
@@ -70,7 +70,7 @@ def test_a_confidence_that_knows_its_errors_has_the_larger_area():
     assert accuracy_rejection_area(np.column_stack([does_not, 1 - does_not]), labels) < 0.6
 
 
-def test_a_curve_prints_some_of_its_points():
+def test_curve_prints_some_of_its_points():
     values = np.linspace(0.5, 1, 200)
     text = str(accuracy_rejection(np.column_stack([values, 1 - values]), (np.arange(200) % 4 == 1).astype(int)))
     lines = text.splitlines()

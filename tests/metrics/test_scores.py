@@ -10,7 +10,7 @@ from sklearn.metrics import log_loss
 
 from kcal.metrics import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
 
-steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
 PROBS = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.5, 0.25, 0.25]])
 LABELS = np.array([0, 2, 0])
@@ -42,7 +42,7 @@ def test_scores_equal_the_loop(data):
     assert negative_log_likelihood(probs, labels) == pytest.approx(log / n)
 
 
-def test_the_log_likelihood_agrees_with_scikit_learn():
+def test_log_likelihood_agrees_with_scikit_learn():
     generator = np.random.default_rng(0)
     probs = generator.dirichlet(np.ones(5), size=200)
     labels = generator.integers(0, 5, size=200)
@@ -58,19 +58,19 @@ def test_perfect_predictions_cost_exactly_nothing():
     assert str(negative_log_likelihood(probs, labels)) == "0.0"
 
 
-def test_a_label_with_probability_zero_costs_the_clip():
+def test_label_with_probability_zero_costs_the_clip():
     assert negative_log_likelihood([[1.0, 0.0]], [1]) == pytest.approx(-math.log(1e-12))
     assert negative_log_likelihood([[1.0, 0.0]], [1], clip=1e-3) == pytest.approx(-math.log(1e-3))
     assert negative_log_likelihood([[1.0, 0.0]], [1], clip=0) == math.inf
 
 
-def test_the_published_clip_works_on_both_sides_and_depends_on_the_number_of_classes():
+def test_published_clip_depends_on_number_of_classes():
     probs = np.array([[1.0, 0.0, 0.0, 0.0]])
     assert negative_log_likelihood(probs, [1], clip="published") == pytest.approx(-math.log(1e-3 / 4))
     assert negative_log_likelihood(probs, [0], clip="published") == pytest.approx(-math.log(1 - 1e-3 / 4))
 
 
-def test_the_first_of_equal_probabilities_is_the_top_class():
+def test_first_of_equal_probabilities_is_the_top_class():
     assert accuracy([[0.5, 0.5]], [0]) == 1
     assert accuracy([[0.5, 0.5]], [1]) == 0
 

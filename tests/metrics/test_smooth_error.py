@@ -58,7 +58,7 @@ def kde_error_slow(values, outcomes):
 
 @few
 @given(data=predictions(), of=st.sampled_from(["confidence", 0, 1]))
-def test_the_smooth_error_equals_direct_sums(data, of):
+def test_smooth_error_equals_direct_sums(data, of):
     values, outcomes = event(*data, of)
     if np.mean(np.abs(outcomes - values)) > 0.01:  # the dense grid does not resolve smaller widths
         expected = smooth_error_slow(values, outcomes)
@@ -67,7 +67,7 @@ def test_the_smooth_error_equals_direct_sums(data, of):
 
 @few
 @given(data=predictions(), of=st.sampled_from(["confidence", 0, 1]))
-def test_the_kde_error_equals_direct_sums(data, of):
+def test_kde_error_equals_direct_sums(data, of):
     values, outcomes = event(*data, of)
     if np.std(values) > 1e-3:
         assert kde_calibration_error(*data, of=of) == pytest.approx(kde_error_slow(values, outcomes), abs=2e-5)
@@ -84,7 +84,7 @@ def test_equal_predictions_cost_their_distance_from_the_observed_frequency(error
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_calibrated_predictions_cost_little_and_a_constant_offset_costs_itself(error):
+def test_constant_offset_is_its_own_error(error):
     generator = np.random.default_rng(0)
     truth = generator.uniform(0.2, 0.7, size=40_000)
     labels = (generator.random(40_000) < truth).astype(int)

@@ -29,7 +29,7 @@ def true_labels(probs, generator):
 
 
 @pytest.mark.parametrize("of", ["confidence", 1])
-def test_the_debiased_error_equals_a_direct_loop(of):
+def test_debiased_error_equals_a_direct_loop(of):
     probs, labels = problem(1)
     p = probs.max(axis=1) if of == "confidence" else probs[:, 1]
     y = (probs.argmax(axis=1) == labels) if of == "confidence" else labels == 1
@@ -50,7 +50,7 @@ def test_with_equal_predictions_in_a_bin_it_is_the_estimator_of_kumar():
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-def test_calibrated_predictions_have_a_debiased_error_of_0_on_average_and_a_plain_one_above():
+def test_debiased_error_of_calibrated_predictions_is_0_on_average():
     generator = np.random.default_rng(2)
     debiased, plain = [], []
     for _ in range(300):
@@ -64,7 +64,7 @@ def test_calibrated_predictions_have_a_debiased_error_of_0_on_average_and_a_plai
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_the_top_label_error_is_a_loop_over_top_classes(adaptive):
+def test_top_label_error_is_a_loop_over_top_classes(adaptive):
     probs, labels = problem(8, n=157)
     top = probs.argmax(axis=1)
     total = 0.0
@@ -87,7 +87,7 @@ def test_bins_of_one_sample_say_nothing():
     assert np.isnan(debiased_squared_calibration_error([[0.1, 0.9], [0.3, 0.7]], [0, 1], bins=20, adaptive=False))
 
 
-def test_the_marginal_error_is_the_root_of_the_mean_over_classes():
+def test_marginal_error_is_the_root_of_the_mean_over_classes():
     probs, labels = problem(4)
     for debiased in (True, False):
         squares = [

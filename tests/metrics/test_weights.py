@@ -60,7 +60,7 @@ def test_rows_of_weight_0_leave_with_their_groups():
     assert some.n_samples == 40
 
 
-def test_a_class_whose_rows_all_weigh_0_is_left_out():
+def test_class_whose_rows_all_weigh_0_is_left_out():
     probs = np.array([[0.9, 0.05, 0.05]] * 10 + [[0.05, 0.9, 0.05]] * 10 + [[0.02, 0.02, 0.96]] * 10)
     labels, weights = np.repeat([0, 1, 2], 10), np.repeat([1.0, 2.0, 0.0], 10)
     labels[::7] = 1
@@ -100,7 +100,7 @@ def kernel_linear(probs, labels, sample_weight=None):
     ).value
 
 
-def test_the_curve_of_whole_weights_is_that_of_repeated_rows():
+def test_curve_of_whole_weights_is_that_of_repeated_rows():
     probs, labels, weights = problem(10)
     weighted = accuracy_rejection(probs, labels, sample_weight=weights)
     repeated = accuracy_rejection(np.repeat(probs, weights, axis=0), np.repeat(labels, weights))
@@ -108,7 +108,7 @@ def test_the_curve_of_whole_weights_is_that_of_repeated_rows():
         np.testing.assert_allclose(getattr(weighted, name), getattr(repeated, name), atol=1e-12)
 
 
-def test_the_weighted_area_is_a_loop_over_the_samples_that_are_rejected():
+def test_weighted_area_is_a_loop_over_the_samples_that_are_rejected():
     probs, labels, _ = problem(11, n=40, digits=9)  # no ties
     weights = np.random.default_rng(12).random(40)
     confidence, right = probs.max(axis=1), probs.argmax(axis=1) == labels
@@ -140,7 +140,7 @@ def calibrated(generator, n=150):
 
 
 @pytest.mark.parametrize("estimator", ["unbiased-quadratic", "unbiased-linear", "biased"])
-def test_the_weighted_kernel_test_keeps_its_level(estimator):
+def test_weighted_kernel_test_keeps_its_level(estimator):
     generator = np.random.default_rng(15)
     p_values = [
         kernel_calibration_error(
@@ -151,7 +151,7 @@ def test_the_weighted_kernel_test_keeps_its_level(estimator):
     assert 0.03 < np.mean(np.array(p_values) < 0.1) < 0.175  # 3 standard errors around 0.1
 
 
-def test_the_weighted_debiased_error_is_a_loop_over_equal_width_bins():
+def test_weighted_debiased_error_is_a_loop_over_equal_width_bins():
     probs, labels, _ = problem(16, n=200, digits=3)
     weights = np.random.default_rng(17).random(200)
     values, right = probs.max(axis=1), probs.argmax(axis=1) == labels
@@ -169,7 +169,7 @@ def test_the_weighted_debiased_error_is_a_loop_over_equal_width_bins():
     assert measured == pytest.approx(total / mass, abs=1e-12)
 
 
-def test_the_weighted_debiased_error_of_calibrated_predictions_is_0_on_average():
+def test_weighted_debiased_error_of_calibrated_predictions_is_0_on_average():
     generator = np.random.default_rng(18)
     errors = []
     for _ in range(400):
@@ -184,7 +184,7 @@ def test_the_weighted_debiased_error_of_calibrated_predictions_is_0_on_average()
     assert abs(np.mean(errors)) < 3 * np.std(errors) / 20
 
 
-def test_the_weighted_kde_error_is_an_integral_of_kernel_sums():
+def test_weighted_kde_error_is_an_integral_of_kernel_sums():
     probs, labels, _ = problem(19, n=60, digits=3)
     weights = np.random.default_rng(20).random(60)
     values, right = probs[:, 1], labels == 1

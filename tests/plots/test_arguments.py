@@ -127,7 +127,7 @@ def test_every_plot_draws_on_what_is_given() -> None:
         ("class_names", lambda: plots.class_reliability_grid(PROBS, LABELS, class_names=["a"])),
         ("limit", lambda: plots.class_reliability_grid(BINS, limit=0)),
         ("curve", lambda: plots.bandwidth_curve(None)),
-        ("curve", lambda: plots.training_curve(TrainingCurve((1, 2), (0.3,), (0.1, 0.1)))),
+        ("curve", lambda: plots.training_curve(None)),
         (r"curves\['a'\]", lambda: plots.rejection_curve({"a": [0.5, 0.6]})),
         ("ranks", lambda: plots.rank_plot(AverageRanks({}))),
         ("cells", lambda: plots.simplex_plot(canonical_cells([[0.4, 0.6]], [0]))),

@@ -13,7 +13,7 @@ from kcal.plots.style import GAP, wrap_label
 from kcal.projection import TrainingCurve
 
 
-def test_training_curve_has_losses_and_learning_rates_on_a_logarithmic_right_axis():
+def test_training_curve_has_losses_and_learning_rates():
     ax = training_curve(TrainingCurve((100, 200, 300), (0.9, 0.5, 0.4), (1e-2, 1e-2, 1e-3)), title="projection")
     assert ax.lines[0].get_xydata().tolist() == [[100, 0.9], [200, 0.5], [300, 0.4]]
     (rates_ax,) = [other for other in ax.figure.axes if other is not ax]
@@ -52,7 +52,7 @@ def test_curves_of_a_fitted_calibrator(short_trainings):
     assert list(training_curve(fitted.training_curve_).lines[0].get_xdata()) == list(fitted.training_curve_.steps)
 
 
-def test_rejection_curves_follow_the_accuracies_until_too_few_samples_are_kept():
+def test_rejection_curves_end_where_too_few_samples_are_kept():
     curve = accuracy_rejection(*overconfident(200, 3))
     ax = rejection_curve({"before": curve})
     kept = np.rint((1 - curve.rejected) * 200) >= 15

@@ -114,7 +114,7 @@ def test_labels_title_and_legend_state_what_is_shown(bins):
     assert (ax.get_title(), ax.get_legend()) == ("before", None)
 
 
-def test_equal_count_bins_stand_at_their_mean_prediction_and_are_wide_enough_to_see():
+def test_equal_count_bars_stand_at_mean_prediction():
     probs = np.concatenate([np.linspace(0.5, 0.6, 20), np.full(80, 0.999)])
     adaptive = reliability(np.column_stack([1 - probs, probs]), np.ones(100, dtype=int), bins=5, adaptive=True)
     ax = reliability_diagram(adaptive)

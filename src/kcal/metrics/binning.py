@@ -246,7 +246,8 @@ def _sort(predictions: Predictions, values: Floats, occurred: NDArray[np.bool_],
     if predictions.weights is None and predictions.groups is None:
         # The bits of floats from 0 to 2 are in the order of the floats and leave the first bit free. Shifted by one,
         # they have room for the outcome: one sort without indices, in which even ties have an order.
-        bits = (values + 0).view(np.uint32 if values.dtype == np.float32 else np.uint64)  # + 0: there is no −0.0
+        unsigned = np.uint32 if values.dtype == np.float32 else np.uint64
+        bits: NDArray[Any] = (values + 0).view(unsigned)  # + 0 turns −0.0 into 0.0
         keys = np.sort((bits << 1) | occurred)
         return SortedEvent((keys >> 1).view(values.dtype), (keys & 1).astype(np.bool_))
     order = np.argsort(values, kind="stable")

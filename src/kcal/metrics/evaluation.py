@@ -234,7 +234,7 @@ def confidence_interval(
 
     Notes
     -----
-    Coverage of 95 % intervals in simulations is on the page of benchmarks of the documentation.
+    Coverage of 95 % intervals in simulations is in the benchmarks of the documentation.
     """
     predictions = check_predictions(probs, labels, sample_weight, groups=groups)
     check_choice(kind, "kind", get_args(Kind))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import AverageRanks, RejectionCurve
@@ -75,7 +75,12 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
     Axes
         The axes of the losses; those of the learning rate lie over them.
     """
-    steps, losses, rates = _check_curve(curve)
+    from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
+
+    check_kind(curve, "curve", TrainingCurve, "training_curve_ of a KCal that trained its projection")
+    steps, losses, rates = (
+        np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)
+    )
     ax = prepare_axes(ax, 6.4, 4.0, title, pad=28)
     handles = ax.plot(steps, losses, color=OBSERVED_EDGE, marker="o", markersize=4, label="log-loss")
     ax.set(xlabel="training step", ylabel="training log-loss")
@@ -91,20 +96,6 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
         rates_ax.tick_params(axis="y", which="both", colors=COUNTS)
     ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
-
-
-def _check_curve(curve: Any) -> list[NDArray[np.float64]]:
-    """Return steps, losses and learning rates as arrays."""
-    from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
-
-    check_kind(curve, "curve", TrainingCurve, "training_curve_ of a KCal that trained its projection")
-    parts = [np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)]
-    sizes = [len(part) for part in parts]
-    if len(set(sizes)) > 1 or sizes[0] == 0:
-        expected = "must have a loss and a learning rate for each step, and at least one step"
-        got = "{} steps, {} losses and {} learning rates".format(*sizes)
-        raise InvalidInputError("curve", expected, got=got)
-    return parts
 
 
 def rejection_curve(
