@@ -117,7 +117,7 @@ async def _load(port: int, requests: list[bytes], seconds: float, n_requests: in
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200"), head
-            length = re.search(rb"content-length: (\d+)", head, re.I)
+            length = re.search(rb"\r\ncontent-length: (\d+)", head, re.I)
             assert length is not None
             await reader.readexactly(int(length[1]))
             times.append(time.perf_counter() - begin)
@@ -281,7 +281,7 @@ async def _feedback_until_killed(
             writer.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             try:
                 answer = await reader.readuntil(b"\r\n\r\n")
-                length = re.search(rb"content-length: (\d+)", answer, re.I)
+                length = re.search(rb"\r\ncontent-length: (\d+)", answer, re.I)
                 await reader.readexactly(int(length[1]) if length else 0)
             except (asyncio.IncompleteReadError, ConnectionError):
                 return

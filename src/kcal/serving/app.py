@@ -16,11 +16,11 @@ from importlib.metadata import version as package_version
 from typing import Annotated, Any, TypeVar
 
 import uvicorn
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response, Security
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer, SecurityScopes
+from fastapi.security import HTTPBasic, HTTPBearer, SecurityScopes
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -62,43 +62,49 @@ MAX_MESSAGE_LENGTH = 500
 GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
 SWAGGER = "https://cdn.jsdelivr.net"
 """Where FastAPI's page of the documentation has its script from."""
-SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+CSP = b"content-security-policy"
+SECURITY_HEADERS = (
+    (CSP, b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
 DOCS_POLICY = (
     f"default-src 'none'; script-src 'unsafe-inline' {SWAGGER}; style-src 'unsafe-inline' {SWAGGER}; "
     "img-src 'self' data: https://fastapi.tiangolo.com; connect-src 'self'; frame-ancestors 'none'"
-)
+).encode()
 
 
 # Who may do what
 
-BEARER, BASIC = HTTPBearer(auto_error=False), HTTPBasic(auto_error=False)
+
+class Access(HTTPBearer):
+    """Tokens and scopes; a browser that reads sends the token as a password."""
+
+    basic = HTTPBasic(auto_error=False)
+
+    async def __call__(self, request: Request, scopes: SecurityScopes) -> None:  # type: ignore[override]
+        """Raise unless the request shows a token with one of the scopes."""
+        origin, is_reading = request.headers.get("origin"), request.method == "GET"
+        if not is_reading and origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+            raise HTTPException(403, "requests from web pages of another origin are refused")
+        service: Service = request.app.state.service
+        if service.tokens is None:
+            return
+        bearer = await super().__call__(request)
+        basic = await self.basic(request) if is_reading and bearer is None else None
+        secret = bearer.credentials if bearer else basic.password if basic else ""
+        service.check_token(secret, scopes.scopes, 'Basic realm="kcal"' if is_reading else "Bearer")
 
 
-async def authorize(
-    request: Request,
-    scopes: SecurityScopes,
-    bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)],
-    basic: Annotated[HTTPBasicCredentials | None, Depends(BASIC)],
-) -> None:
-    """Raise unless the request shows a token with one of the scopes; a browser that reads sends it as a password."""
-    origin, is_reading = request.headers.get("origin"), request.method == "GET"
-    if not is_reading and origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-        raise HTTPException(403, "requests from web pages of another origin are refused")
-    secret = bearer.credentials if bearer else basic.password if basic and is_reading else ""
-    challenge = 'Basic realm="kcal"' if is_reading else "Bearer"
-    request.app.state.service.check_token(secret, scopes.scopes, challenge)
+ACCESS = Access(auto_error=False)
 
 
 def needs(*scopes: str) -> list[Any]:
     """Return the dependencies of a route for tokens with one of the scopes."""
-    return [Security(authorize, scopes=scopes)]
+    return [Security(ACCESS, scopes=scopes)]
 
 
 # Bodies
@@ -131,12 +137,10 @@ async def read_body(request: Request, read: Callable[[bytes, int], Result]) -> R
     return read(body, max_json)
 
 
-async def served_model(request: Request, name: str) -> ServedModel:
+def served_model(request: Request, name: str) -> ServedModel:
     """Return the model of an endpoint."""
-    return request.app.state.service.get(name)  # type: ignore[no-any-return]
-
-
-Model = Annotated[ServedModel, Depends(served_model)]
+    service: Service = request.app.state.service
+    return service.get(name)
 
 
 # Endpoints of one model
@@ -145,7 +149,7 @@ models = APIRouter()
 
 
 @models.post("/infer", dependencies=needs("predict"), openapi_extra=json_body(InferenceRequest))
-async def infer(request: Request, model: Model) -> Response:
+async def infer(request: Request, name: str) -> Response:
     """Predict; the body is JSON, with binary tensors after it if the header says how long the JSON is."""
 
     def read(body: bytes, max_json: int) -> tuple[InferenceRequest, dict[str, Any], list[str] | None]:
@@ -154,6 +158,7 @@ async def infer(request: Request, model: Model) -> Response:
         arrays = read_tensors(content.inputs, binary)
         return content, arrays, read_ids(arrays)
 
+    model = served_model(request, name)
     content, arrays, ids = await read_body(request, read)
     wanted = content.wanted(model.predictor.default_outputs)
     names = [name for name, _ in wanted]
@@ -166,8 +171,9 @@ async def infer(request: Request, model: Model) -> Response:
 
 
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
-async def feedback(request: Request, model: Model) -> dict[str, Any]:
+async def feedback(request: Request, name: str) -> dict[str, Any]:
     """Accept labels, corrections and erasures; they are on disk when this answers."""
+    model = served_model(request, name)
     if model.learner is None:
         raise HTTPException(409, "the service has no store for feedback; start it with --store")
     records = (await read_body(request, lambda body, limit: parse(FeedbackRecords, body, limit))).root
@@ -177,23 +183,24 @@ async def feedback(request: Request, model: Model) -> dict[str, Any]:
 
 
 @models.post("/monitors/reset", dependencies=needs("admin"))
-def reset_monitors(model: Model) -> dict[str, str]:
+def reset_monitors(request: Request, name: str) -> dict[str, str]:
     """End the alarms of a model: its monitors begin again."""
+    model = served_model(request, name)
     model.record.reset_monitors()
     model.record.save(model.predictor)
     return {"model_name": model.name, "model_version": "1"}
 
 
 @models.get("/ready", dependencies=needs(*ANY_SCOPE))
-async def model_ready(model: Model) -> dict[str, Any]:
+async def model_ready(request: Request, name: str) -> dict[str, Any]:
     """Return whether a model is served."""
-    return {"name": model.name, "ready": True}
+    return {"name": served_model(request, name).name, "ready": True}
 
 
 @models.get("", dependencies=needs(*ANY_SCOPE))
-async def model_metadata(model: Model) -> dict[str, Any]:
+async def model_metadata(request: Request, name: str) -> dict[str, Any]:
     """Return inputs, outputs and classes of a model."""
-    return model.metadata()
+    return served_model(request, name).metadata()
 
 
 # Endpoints of the service
@@ -359,9 +366,9 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
     app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.service = service
-    app.include_router(service_routes)
-    for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/1"):
+    for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/1"):  # first: inference is asked for most
         app.include_router(models, prefix=prefix)
+    app.include_router(service_routes)
     for kind in (StarletteHTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
@@ -397,10 +404,10 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                policy = {"Content-Security-Policy": DOCS_POLICY} if scope["path"] == "/docs" else {}
-                present = {name for name, _ in message["headers"]}
-                pairs = [(name.lower().encode(), text.encode()) for name, text in (SECURITY_HEADERS | policy).items()]
-                message["headers"] = [*message["headers"], *(pair for pair in pairs if pair[0] not in present)]
+                policy = [(CSP, DOCS_POLICY)] if scope["path"] == "/docs" else []
+                given = [*message["headers"], *policy]
+                present = {name for name, _ in given}
+                message["headers"] = [*given, *(pair for pair in SECURITY_HEADERS if pair[0] not in present)]
             await send(message)
 
         try:

@@ -55,7 +55,7 @@ PrintableName = Annotated[Name, AfterValidator(_check_printable)]
 class Message(BaseModel):
     """A part of a request; values are not converted, and fields that are not known are ignored."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, frozen=True)  # defaults of a frozen type are not copied for every request
 
 
 class TensorParameters(Message):
