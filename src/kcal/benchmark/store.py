@@ -41,11 +41,11 @@ PROJECTIONS = "projections"
 PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
 """Packages that the results of every method depend on."""
 COMPUTING_CODE = (
-    "arrays.py", "samples.py", "validation", "calibrators", "kernels", "metrics", "projection",
+    "samples.py", "validation.py", "calibrators", "kernels", "metrics", "projection",
     "benchmark/methods.py", "benchmark/tasks.py",
 )  # fmt: skip
 """Parts of kcal that results depend on."""
-TRAINING_CODE = ("validation", "projection")
+TRAINING_CODE = ("validation.py", "projection")
 """Parts of kcal that trained projections depend on."""
 Stored = dict[ResultKey, dict[str, Result]]
 """Stored results by key and origin."""
