@@ -10,7 +10,7 @@ LOWEST_READY := $(LOWEST)/.ready
 CORE := $(addprefix tests/,kernels metrics losses projection support embeddings datasets calibrators monitoring \
 	persistence plots report deployment cli test_progress.py test_public_face.py test_threads.py test_validation.py)
 
-.PHONY: help demo test test-lowest check bench docs figures dist format clean
+.PHONY: help demo test test-lowest check bench docs figures dist release-check format clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -44,7 +44,10 @@ figures: $(READY)  ## draw the pictures and write the tables of the documents; R
 dist: $(READY)  ## build wheel and sdist, check them, and try the wheel without extras
 	$(BIN)/python -m scripts.distribution
 
-format: $(READY)  ## format the code and mend what the linter can
+release-check: $(READY)  ## what a release needs beside the tests: versions, README numbers, site and distribution checks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto checks
+
+format: $(READY)  ## format the code and fix what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -238,16 +238,6 @@ def test_writing_a_table_changes_nothing_else():
         with_content("nothing", "new\n")
 
 
-def test_the_readme_names_the_commands_that_set_up_everything():
-    install = README.partition("## Install")[2].partition("\n## ")[0]
-    commands = {line.partition("#")[0].strip() for line in install.splitlines()}
-    assert {"make demo", "make test"} <= commands
-
-
-def test_the_readme_is_short():
-    assert len(README.split()) < 900
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_headings(page):
     folder = (ROOT / page).parent

@@ -72,8 +72,3 @@ def test_skorch_is_calibrated_on_its_own_arrays() -> None:
     probs = calibrated.predict_proba([POINTS[350:]])
     assert probs.shape == (50, 3)
     assert (probs.argmax(axis=1) == LABELS[350:].numpy()).mean() > 0.6
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_an_example_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 60
