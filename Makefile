@@ -38,8 +38,8 @@ docs: $(READY)  ## build the documentation into build/docs and check its links; 
 	PYTHONHASHSEED=0 OMP_NUM_THREADS=1 $(BIN)/sphinx-build -q -j 2 -W --keep-going -d build/doctrees docs build/docs
 	$(BIN)/python -m scripts.check_site build/docs
 
-figures: $(READY)  ## draw the pictures and write the tables of the documents; RESULTS=folder adds docs/results.md
-	$(BIN)/python -m scripts.figures $(if $(RESULTS),--results $(RESULTS))
+figures: $(READY)  ## draw the figures and write the table of README.md
+	$(BIN)/python -m scripts.figures
 
 dist: $(READY)  ## build wheel and sdist, check them, and try the wheel without extras
 	$(BIN)/python -m scripts.distribution

@@ -1,4 +1,4 @@
-"""The command line of the experiments: one command per study, ``all``, and ``page``."""
+"""The command line of the experiments: one command per study, and ``all``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from experiments.page import write_page
 from experiments.runner import n_splits_of, run_study
 from experiments.studies import STUDIES
 from experiments.study import Study
@@ -102,16 +101,6 @@ def add_command(name: str, help_text: str, studies: Iterable[Study]) -> None:
 for study in STUDIES:
     add_command(study.name, f"{study.title}.", [study])
 add_command("all", "Every study.", STUDIES)
-
-
-@app.command()
-def page(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder with results of kcal bench and of studies.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.md", help="The page.")] = Path("results.md"),
-) -> None:
-    """Write a page with the results of a run of kcal bench and the studies in its folder."""
-    for path in write_page(out, run):
-        typer.echo(str(path))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from rich.console import Console
 from scipy.special import softmax
 
 from experiments.__main__ import Commands, print_table
-from experiments.page import with_few_colours
-from experiments.study import TaskSetting, text_of
+from experiments.output import small_png, tables_csv
+from experiments.study import TaskSetting
 from kcal.benchmark import Task, read_tasks
 from kcal.benchmark.methods import pool_outputs
 from kcal.benchmark.table import Entry, Table
@@ -254,17 +253,12 @@ def _figure(stream: PatientStream, paths: Mapping[str, Floats]) -> Figure:
 
 
 def write(folder: Path, tables: list[Table], figure: Figure | None) -> list[Path]:
-    """Write alarms.md and alarms.png; return the files."""
+    """Write alarms.csv and alarms.png; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts, files = ["# Alarms", text_of("alarms")], []
+    files = [write_whole(folder / "alarms.csv", tables_csv(tables))]
     if figure is not None:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=100)
-        buffer.seek(0)
-        files.append(write_whole(folder / "alarms.png", with_few_colours(buffer)))
-        parts.append("![A stream whose patients change](alarms.png)")
-    parts += [part for table in tables for part in (table.as_markdown().strip(), table.note) if part]
-    return [write_whole(folder / "alarms.md", ("\n\n".join(parts) + "\n").encode()), *files]
+        files.append(write_whole(folder / "alarms.png", small_png(figure)))
+    return files
 
 
 def run(tasks: list[Task], sizes: Sizes, seed: int, progress: Report) -> tuple[list[Table], Figure | None]:
@@ -294,7 +288,7 @@ app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_show_loc
 @app.callback(invoke_without_command=True)
 def main(
     tasks: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder of tasks, NAME.npz.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write alarms.md there.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write alarms.csv there.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few streams.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no tables.")] = False,

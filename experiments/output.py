@@ -1,17 +1,21 @@
-"""Entries, tables and lines that several studies show."""
+"""Entries, tables and lines that several studies show, and the files that they write."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
 from experiments.lines import Line, Panel
 from experiments.study import Measured, Measurements
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS
-from kcal.benchmark.table import Entry, Table
+from kcal.benchmark.table import Entry, Table, spreadsheet
 
 
 def metric_label(name: str) -> str:
@@ -123,3 +127,22 @@ def level_line(label: str, x: Sequence[float], level: float) -> Line:
 
 def floats(values: Any) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
+
+
+def tables_csv(tables: Sequence[Table]) -> bytes:
+    """Return tables as one CSV file; the first column is the title of each."""
+    frames = []
+    for table in tables:
+        names = [f"{name} ({n})" if (n := table.heading[:i].count(name)) else name for i, name in enumerate(table.heading)]
+        frames.append(table.frame.set_axis(names, axis=1).assign(table=table.title))
+    every = pandas.concat(frames, ignore_index=True).fillna("")
+    return spreadsheet(every[["table", *(name for name in every if name != "table")]]).encode()
+
+
+def small_png(figure: Figure) -> bytes:
+    """Return a figure as a PNG with a palette: a third of the bytes, with hardly a visible difference."""
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    with Image.open(buffer) as image:
+        image.convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE).save(small, format="PNG", optimize=True)
+    return small.getvalue()

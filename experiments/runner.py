@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from experiments.lines import line_panels
+from experiments.output import small_png, tables_csv
 from experiments.study import Measurements, Study, StudyOutput, Values
 from kcal.benchmark import Task
 from kcal.benchmark.store import code_fingerprint, versions
@@ -21,8 +21,6 @@ from kcal.files import locked_folder, write_whole
 from kcal.progress import Report
 from kcal.threads import one_thread
 
-COMPLETE = '{"complete": true}'
-"""First line of the measurements of a complete run."""
 Key = tuple[str, str, str, int]
 """Origin, label of the setting, variant and index of the split."""
 
@@ -46,8 +44,7 @@ def run_study(
     with locked_folder(folder):
         store = Store(folder / f"{study.name}.jsonl")
         measured = _measure(study, tasks(), n_splits, seed, store, progress)
-        store.finish()
-        write_output(study, study.show(measured), n_splits_of(measured), folder)
+        write_output(study, study.show(measured), folder)
     return measured
 
 
@@ -102,81 +99,48 @@ def n_splits_of(measured: Measurements) -> int:
 
 
 class Store:
-    """The measurements in a file, one per line; after a whole run, those of that run under a line that says so."""
+    """The measurements in a file, one per line."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.stored = {} if path is None else read_lines(path)[0]
-        self.used: dict[Key, Values] = {}
-        if path is not None:  # whole lines only, and not complete
+        self.stored = {} if path is None else read_lines(path)
+        if path is not None:  # whole lines only
             write_whole(path, "".join(_line(key, values) for key, values in self.stored.items()).encode())
 
     def values(self, key: Key) -> Values | None:
         """Return stored values, if there are any."""
-        if key in self.stored:
-            self.used[key] = self.stored[key]
         return self.stored.get(key)
 
     def add(self, key: Key, values: Values) -> Values:
         """Store values at once, so that a run that is stopped loses no others."""
-        self.used[key] = values
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(_line(key, values))
         return values
-
-    def finish(self) -> None:
-        """Keep the measurements of this run alone, and note that they are complete."""
-        assert self.path is not None
-        lines = [f"{COMPLETE}\n", *(_line(key, values) for key, values in self.used.items())]
-        write_whole(self.path, "".join(lines).encode())
 
 
 def _line(key: Key, values: Values) -> str:
     return json.dumps({"key": key, "values": values}) + "\n"
 
 
-def read_lines(path: Path) -> tuple[dict[Key, Values], bool]:
-    """Return the measurements of a file, and whether they are those of a complete run."""
+def read_lines(path: Path) -> dict[Key, Values]:
+    """Return the measurements of a file; the last line may have been cut off."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     stored: dict[Key, Values] = {}
-    complete = bool(lines) and lines[0] == COMPLETE
-    for number, line in enumerate(lines[complete:]):
+    for number, line in enumerate(lines):
         try:
             content: Any = json.loads(line)
             stored[tuple(content["key"])] = content["values"]
         except (ValueError, KeyError, TypeError) as error:
-            if number + 1 + complete < len(lines):
+            if number + 1 < len(lines):
                 raise FileFormatError(f"{path} has a line that is not a measurement. Remove the file.") from error
-    return stored, complete
+    return stored
 
 
-def read_measurements(study: Study, folder: Path) -> Measurements | None:
-    """Return the measurements of a complete run in a folder; None if there is none."""
-    stored, complete = read_lines(folder / f"{study.name}.jsonl")
-    if not complete or not stored:
-        return None
-    measured: dict[str, dict[str, list[Values]]] = {}
-    for (_, label, name, _), values in stored.items():
-        measured.setdefault(label, {}).setdefault(name, []).append(values)
-    return as_arrays(measured)
-
-
-def write_output(study: Study, output: StudyOutput, n_splits: int, folder: Path) -> list[Path]:
-    """Write STUDY.md and, if there is something to draw, STUDY.png; return the files."""
-    files = []
+def write_output(study: Study, output: StudyOutput, folder: Path) -> list[Path]:
+    """Write STUDY.csv and, if there is something to draw, STUDY.png; return the files."""
+    files = [write_whole(folder / f"{study.name}.csv", tables_csv(output.tables))]
     if output.panels:
-        buffer = io.BytesIO()
-        axes = line_panels(output.panels, columns=output.columns)
-        axes.flat[0].get_figure(root=True).savefig(buffer, format="png", dpi=100)
-        files.append(write_whole(folder / f"{study.name}.png", buffer.getvalue()))
-    text = markdown(study, output, n_splits, files[0].name if files else None)
-    return [write_whole(folder / f"{study.name}.md", text.encode()), *files]
-
-
-def markdown(study: Study, output: StudyOutput, n_splits: int, picture: str | None) -> str:
-    """Return a study as a page."""
-    parts = [f"# {study.title}", f"{study.about} Number of splits: {n_splits}."]
-    parts += [f"![{study.title}]({picture})"] if picture else []
-    parts += [part for table in output.tables for part in (table.as_markdown(), table.note)]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+        figure = line_panels(output.panels, columns=output.columns).flat[0].get_figure(root=True)
+        files.append(write_whole(folder / f"{study.name}.png", small_png(figure)))
+    return files

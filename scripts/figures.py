@@ -1,14 +1,12 @@
 """Draw the pictures of the documents and write the table of README.md, from what the code computes on the example.
 
-    python -m scripts.figures                      # README.md and docs/pictures
-    python -m scripts.figures --results FOLDER     # also docs/results.md, from a folder of kcal bench and of studies
+    python -m scripts.figures
 
 The first picture and the table are those of ``kcal demo``; the other is that of docs/how-to/explanations.md.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -62,12 +60,8 @@ def draw_explanation(example: Example, row: int, path: Path) -> None:
     axes[0].get_figure(root=True).savefig(path, dpi=120)
 
 
-def main(
-    results: Annotated[
-        Path | None, typer.Option(help="A folder of kcal bench and of studies; docs/results.md is written from it.")
-    ] = None,
-) -> None:
-    """Write the pictures and the table of README.md, and docs/results.md if there are results."""
+def main() -> None:
+    """Write the figures and the table of README.md."""
     torch.set_num_threads(1)
     example = load_example()
     probs = run_methods(example, quiet=True).probs
@@ -76,10 +70,6 @@ def main(
     draw_explanation(example, EXPLAINED_ROW, ROOT / "docs/pictures/explanation.png")
     table = results_table(evaluate_test(probs, example))
     write_whole(readme, with_content(readme.read_text(encoding="utf-8"), table).encode())
-    if results is not None:
-        from experiments.page import write_page
-
-        write_page(ROOT / "docs/results.md", results)
 
 
 if __name__ == "__main__":

@@ -57,3 +57,11 @@ DIFFERENCES = {
     )
 }
 """What differs from the paper's set-up in any run, by data set."""
+
+PAPER_RANKS = {
+    "accuracy": (5.03, 5.03, 4.53, 6.41, 9.99, 5.56, 5.01, 5.64, 4.74, 2.70),
+    "classwise_calibration_error": (6.99, 7.41, 3.31, 6.82, 9.46, 4.59, 5.12, 4.37, 4.69, 1.83),
+    "expected_calibration_error": (8.42, 6.68, 3.33, 7.73, 9.39, 3.51, 4.25, 2.91, 4.52, 3.84),
+    "top_label_brier_loss": (8.18, 6.91, 3.86, 7.42, 8.98, 4.23, 4.88, 3.89, 4.11, 2.05),
+}
+"""Average ranks that the KCal paper prints, over its own tasks, in the order of ``kcal.benchmark.PAPER_METHODS``."""

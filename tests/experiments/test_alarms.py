@@ -53,5 +53,5 @@ def test_a_stream_of_other_patients_raises_every_alarm_after_the_change(patients
     assert by_patient["patient 0"] == by_patient["patient 1"] == "–"
     assert by_patient["patient 3"] != "–"
     files = alarms.write(tmp_path, [found, named], figure)
-    assert [file.name for file in files] == ["alarms.md", "alarms.png"]
-    assert found.note in files[0].read_text(encoding="utf-8")
+    assert [file.name for file in files] == ["alarms.csv", "alarms.png"]
+    assert found.title in files[0].read_text(encoding="utf-8")

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 from experiments.lines import Line, Panel
-from experiments.runner import n_splits_of, read_measurements, run_study
+from experiments.runner import n_splits_of, run_study
 from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Values, Variant, by_row_and_group
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
@@ -85,7 +86,6 @@ def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str,
     with pytest.raises(KeyboardInterrupt):
         run_study(replace(study, variants=stopping), lambda: [task], n_splits=2, folder=tmp_path)
     assert len(seen) == 2
-    assert read_measurements(study, tmp_path) is None  # not complete
     path = tmp_path / "variants.jsonl"
     path.write_text(path.read_text()[:-20])  # the last line was being written
     with pytest.raises(KeyboardInterrupt):
@@ -93,22 +93,15 @@ def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str,
     assert len(seen) == 2 + 1
     run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
     assert len(seen) == 3 + 6
-    with pytest.raises(KeyboardInterrupt):
-        run_study(replace(study, variants=stopping), lambda: [task], n_splits=3, folder=tmp_path)
-    assert read_measurements(study, tmp_path) is None  # some are of the new run
 
 
-def test_measurements_are_read_back_and_shown_without_the_tasks(study: Study, task: Task, tmp_path: Path) -> None:
+def test_tables_and_figures_are_written(study: Study, task: Task, tmp_path: Path) -> None:
     measured = run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
-    again = read_measurements(study, tmp_path)
-    assert again is not None
-    assert study.show(again) == study.show(measured)
-    text = (tmp_path / "variants.md").read_text()
-    assert text.startswith("# A study\n\nKCal compared with KCal-Linear")  # the text of that name
-    assert "Number of splits: 2.\n\n![A study](variants.png)\n\n### A title" in text
-    assert text.endswith("A note.\n")
+    written = pandas.read_csv(tmp_path / "variants.csv", dtype=str, keep_default_na=False)
+    (table,) = study.show(measured).tables
+    assert set(written.pop("table")) == {table.title}
+    assert written.to_numpy().tolist() == table.frame.to_numpy().tolist()
     assert (tmp_path / "variants.png").read_bytes().startswith(b"\x89PNG")
-    assert read_measurements(study, tmp_path / "nowhere") is None
     (tmp_path / "variants.jsonl").write_text("my notes\nand more\n")
     with pytest.raises(FileFormatError, match="not a measurement"):
-        read_measurements(study, tmp_path)
+        run_study(study, lambda: [task], n_splits=2, folder=tmp_path)

@@ -219,8 +219,6 @@ def test_adjusted_predictions_follow_bayes_rule():
     np.testing.assert_allclose(excluded, [[0.0, 0.4, 0.6]])
 
 
-
-
 @pytest.mark.parametrize(
     ("parameter", "options"),
     [
