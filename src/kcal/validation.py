@@ -266,11 +266,11 @@ def check_probs(probs: Any, name: str = "probs", *, n_classes: int | None = None
 def _check_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance: float, remedy: str) -> None:
     """Raise on the first row that is not a probability vector, or not a probability if there is one column."""
     with np.errstate(invalid="ignore", over="ignore"):
-        sums = probs.sum(axis=1, dtype=np.float64)  # (n_samples,), NaN or infinite where an entry is
+        sums = np.einsum("ij->i", probs, dtype=np.float64)  # (n_samples,), NaN or infinite where an entry is
         proper = (sums <= 1) if probs.shape[1] == 1 else np.abs(sums - 1) <= tolerance
+        if proper.all() and probs.min() >= 0:
+            return
         proper &= probs.min(axis=1) >= 0
-    if proper.all():
-        return
     row = int(np.argmin(proper))
     wrong = ~np.isfinite(probs[row]) | (probs[row] < 0)
     column = int(np.argmax(wrong))

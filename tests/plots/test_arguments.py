@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from pictures import overconfident
 
 from kcal import plots
-from kcal.calibrators import Explanation
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve
 from kcal.metrics import AverageRanks, accuracy_rejection, average_ranks, canonical_cells, reliability
@@ -32,6 +31,7 @@ BAD: list[Any] = [
 PROBS, LABELS = overconfident(60, 3)
 BINS = [reliability(PROBS, LABELS, of=k, adaptive=False) for k in range(3)]
 CURVE = BandwidthCurve(np.ones(1), np.ones(1), 1.0, 1.0, at_edge=False)
+<<<<<<< HEAD
 EXPLANATION = Explanation(
     classes=np.arange(3),
     numbers=np.arange(1),
@@ -46,6 +46,8 @@ EXPLANATION = Explanation(
     parts={},
     log_odds={},
 )
+=======
+>>>>>>> room-metrics
 OPTIONS = {"minimum_count": 15, "confidence": 0.9, "title": None}
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     plots.reliability_diagram: {
@@ -70,14 +72,6 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     plots.rejection_curve: {"curves": {"a": accuracy_rejection(PROBS, LABELS)}, "ax": None, "minimum_count": 15},
     plots.simplex_plot: {"cells": canonical_cells(PROBS, LABELS, bins=5), "class_names": None, "minimum_count": 3},
     plots.bandwidth_curve: {"curve": CURVE, "ax": None, "title": None},
-    plots.explanation: {
-        "explanation": EXPLANATION,
-        "row": 0,
-        "images": np.zeros((3, 2, 2)),
-        "query": None,
-        "figure": None,
-        "title": None,
-    },
     plots.training_curve: {"curve": TrainingCurve((1,), (0.5,), (0.1,)), "ax": None, "title": None},
     plots.wealth_curves: {
         "curves": {"a": np.ones(3)},
@@ -103,7 +97,9 @@ def test_invalid_argument_is_named_or_drawn(function: Callable[..., Any]) -> Non
 
 
 def test_every_plot_draws_on_what_is_given() -> None:
-    assert {function.__name__ for function in CALLS} == set(plots.__all__)
+    assert {function.__name__ for function in CALLS} == set(plots.__all__) - {
+        "explanation"
+    }  # which has a test of its own
     for function, arguments in CALLS.items():
         if "figure" in arguments:
             given = Figure()
