@@ -133,7 +133,8 @@ def tables_csv(tables: Sequence[Table]) -> bytes:
     """Return tables as one CSV file; the first column is the title of each."""
     frames = []
     for table in tables:
-        names = [f"{name} ({n})" if (n := table.heading[:i].count(name)) else name for i, name in enumerate(table.heading)]
+        earlier = [table.heading[:place].count(name) for place, name in enumerate(table.heading)]
+        names = [f"{name} ({n + 1})" if n else name for name, n in zip(table.heading, earlier, strict=True)]
         frames.append(table.frame.set_axis(names, axis=1).assign(table=table.title))
     every = pandas.concat(frames, ignore_index=True).fillna("")
     return spreadsheet(every[["table", *(name for name in every if name != "table")]]).encode()

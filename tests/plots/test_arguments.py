@@ -31,23 +31,6 @@ BAD: list[Any] = [
 PROBS, LABELS = overconfident(60, 3)
 BINS = [reliability(PROBS, LABELS, of=k, adaptive=False) for k in range(3)]
 CURVE = BandwidthCurve(np.ones(1), np.ones(1), 1.0, 1.0, at_edge=False)
-<<<<<<< HEAD
-EXPLANATION = Explanation(
-    classes=np.arange(3),
-    numbers=np.arange(1),
-    probabilities=PROBS[:1],
-    evidence=np.ones(1),
-    ids=np.array([[2]]),
-    rows=np.array([[2]]),
-    codes=np.array([[0]]),
-    shares=PROBS[:1, :1],
-    distances=np.ones((1, 1)),
-    rest=PROBS[:1] * [0, 1, 1],
-    parts={},
-    log_odds={},
-)
-=======
->>>>>>> room-metrics
 OPTIONS = {"minimum_count": 15, "confidence": 0.9, "title": None}
 CALLS: dict[Callable[..., Any], dict[str, Any]] = {
     plots.reliability_diagram: {
