@@ -126,7 +126,7 @@ def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
     from_logits = TemperatureScaling().fit(problem.logits, problem.labels)
     named = TemperatureScaling(representation="probabilities").fit(probabilities, problem.labels)
     assert named.temperature_ == pytest.approx(from_logits.temperature_, rel=1e-3)
-    with pytest.raises(InvalidInputError, match="row 0, which sums to"):
+    with pytest.raises(InvalidInputError, match="at row 0"):
         TemperatureScaling(representation="probabilities").fit(problem.logits, problem.labels)
     with pytest.raises(InvalidInputError, match="representation must be one of"):
         TemperatureScaling(representation="scores").fit(problem.logits, problem.labels)

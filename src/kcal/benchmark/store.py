@@ -33,7 +33,7 @@ RESULTS_FILE = "results.jsonl"
 PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
 """Packages that the results of every method depend on."""
 COMPUTING_CODE = (
-    "validation", "calibrators", "kernels", "metrics", "projection",
+    "validation.py", "calibrators", "kernels", "metrics", "projection",
     "benchmark/measuring.py", "benchmark/methods.py", "benchmark/tasks.py",
 )  # fmt: skip
 """Parts of kcal that results depend on."""

@@ -23,7 +23,7 @@ from kcal.persistence import load, save
 from kcal.projection import TrainedProjection
 
 FOLDER = "projections"
-TRAINING_CODE = ("validation", "projection")
+TRAINING_CODE = ("validation.py", "projection")
 TRAINING_PACKAGES = ("torch", "numpy")
 
 
