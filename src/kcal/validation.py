@@ -254,7 +254,8 @@ def check_probs(probs: Any, name: str = "probs", *, n_classes: int | None = None
     """
     array = to_numbers(probs, name)
     if array.ndim not in (1, 2) or (array.ndim == 1 and n_classes not in (None, 2)):
-        expected = "must be a matrix (n_samples, n_classes), or (n_samples,) for the second of two classes"
+        expected = f"must be a matrix (n_samples, {n_classes or 'n_classes'})"
+        expected += ", or (n_samples,) for the second of two classes" if n_classes in (None, 2) else ""
         raise InvalidInputError(name, expected, got=f"shape {array.shape}", remedy="One row is [[…]].")
     if 0 in array.shape:
         raise InvalidInputError(name, "must have a row for each sample, a column for each class", got=str(array.shape))

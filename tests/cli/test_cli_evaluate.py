@@ -147,7 +147,7 @@ def test_probabilities_of_anyone_are_columns_called_by_class(run, tmp_path):
 def test_what_are_not_probabilities_is_said(run, tmp_path):
     np.save("p.npy", np.ones((4, 3)))
     np.save("labels.npy", np.zeros(4, dtype=int))
-    assert "rows that sum to 1" in run("evaluate", "p.npy", "--labels", "labels.npy", code=1).stderr
+    assert "sum to 1" in run("evaluate", "p.npy", "--labels", "labels.npy", code=1).stderr
 
 
 def test_json_may_go_to_standard_output_alone(run, model, test_set):
