@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -201,14 +202,14 @@ class Record:
             if len(classes) != len(self.classes) or classes.tolist() != self.classes.tolist():
                 self._start(classes)
             self.n_predictions += n
-            for place in range(n - first):
-                name = None if ids is None else ids[first + place]
-                known = None if evidence is None else float(evidence[first + place])
-                inputs = {key: part[place] for key, part in kept.items()}
-                one = Prediction(name, now, probs[place], inputs, version, known)
-                self._recent.append(one)
-                if name is not None:
-                    self._by_id[name] = one
+            n_new = n - first
+            names = [None] * n_new if ids is None else ids[first:]
+            known = [None] * n_new if evidence is None else evidence[first:].tolist()
+            inputs = [dict(zip(kept, row, strict=True)) for row in zip(*kept.values(), strict=True)] or [{}] * n_new
+            new = list(map(Prediction, names, repeat(now), probs, inputs, repeat(version), known))
+            self._recent.extend(new)
+            if ids is not None:
+                self._by_id.update(zip(ids[first:], new, strict=True))
             while len(self._recent) > self.capacity:
                 old = self._recent.popleft()
                 if old.id is not None and self._by_id.get(old.id) is old:
@@ -254,7 +255,8 @@ class Record:
             for name in names:
                 self._by_id.pop(name, None)
                 self._before_reset.discard(name)
-            if any(self._labelled.pop(name, None) for name in names):
+            if names & self._labelled.keys():
+                self._labelled = {name: one for name, one in self._labelled.items() if name not in names}
                 self._restart_monitor()
 
     def labelled_ids(self) -> list[str]:
