@@ -31,6 +31,7 @@ from kcal.monitoring import (
     estimate_performance,
     estimate_prior,
 )
+from kcal.report.html import percent
 from kcal.serving.predictor import Arrays, Predictor
 
 logger = logging.getLogger("kcal.serving")
@@ -448,16 +449,16 @@ def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArra
 def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterable[Alarm]:
     if report.alarm:
         part = report.overall
-        message = f"Mean confidence is {part.predicted:.1%}, accuracy {part.observed:.1%}."
+        message = f"Mean confidence is {percent(part.predicted, 1)}, accuracy {percent(part.observed, 1)}."
         remedy = "Add labelled predictions to the calibration set, or fit the calibrator again."
         yield Alarm("calibration", "alarm", message, remedy, part.alarm_at)
     for part in report.classes:
         if part.alarm:
-            message = f"Class {part.name}: predicted in {part.predicted:.1%} of cases, observed in {part.observed:.1%}."
+            message = f"Class {part.name}: predicted in {percent(part.predicted, 1)} of cases, observed in {percent(part.observed, 1)}."
             yield Alarm("class", "alarm", message, "Label more samples of this class.", part.alarm_at)
     for part in report.groups:
         if part.alarm:
-            message = f"Group {part.name}: mean confidence {part.predicted:.1%}, accuracy {part.observed:.1%}."
+            message = f"Group {part.name}: mean confidence {percent(part.predicted, 1)}, accuracy {percent(part.observed, 1)}."
             yield Alarm("group", "alarm", message, "Find out what is different there.", part.alarm_at)
     if inputs_at is not None:
         remedy = "Check the source of the data, and label some of the latest predictions."
@@ -472,5 +473,5 @@ def _notices(frequencies: PriorEstimate | None, evidence: Floats) -> Iterable[Al
     if len(evidence):
         share, low, _ = _share(evidence < LOW_EVIDENCE)
         if low > 2 * LOW_EVIDENCE:
-            message = f"{share:.1%} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
+            message = f"{percent(share, 1)} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
             yield Alarm("evidence", "notice", message, "About 5 % are expected. Do not trust these: label them.")
