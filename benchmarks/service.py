@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.latency import problem
 from benchmarks.measuring import typical
-from kcal import ClassifierOutputs, KCal, KCalBlend, Updates, load, save
+from kcal import ClassifierOutputs, KCal, KCalBlend, load, save
 from kcal.persistence import CalibrationStore
 
 CLIENTS = 32
@@ -49,7 +49,7 @@ def make_models(folder: Path) -> dict[str, Path]:
         warnings.simplefilter("ignore")
         models = {
             "kcal": KCal(projection="identity").fit(x, y, ids=[f"cal-{row}" for row in range(len(x))]),
-            "blend": KCalBlend(updates=Updates()).fit(x, y, logits=z),
+            "blend": KCalBlend().fit(x, y, logits=z),
         }
     return {name: save(model, folder / f"{name}.kcal") for name, model in models.items()}
 

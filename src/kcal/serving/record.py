@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from kcal.monitoring import (
     estimate_performance,
     estimate_prior,
 )
+from kcal.report.html import percent
 from kcal.serving.predictor import Arrays, Predictor
 
 logger = logging.getLogger("kcal.serving")
@@ -201,14 +203,14 @@ class Record:
             if len(classes) != len(self.classes) or classes.tolist() != self.classes.tolist():
                 self._start(classes)
             self.n_predictions += n
-            for place in range(n - first):
-                name = None if ids is None else ids[first + place]
-                known = None if evidence is None else float(evidence[first + place])
-                inputs = {key: part[place] for key, part in kept.items()}
-                one = Prediction(name, now, probs[place], inputs, version, known)
-                self._recent.append(one)
-                if name is not None:
-                    self._by_id[name] = one
+            n_new = n - first
+            names = [None] * n_new if ids is None else ids[first:]
+            known = [None] * n_new if evidence is None else evidence[first:].tolist()
+            inputs = [dict(zip(kept, row, strict=True)) for row in zip(*kept.values(), strict=True)] or [{}] * n_new
+            new = list(map(Prediction, names, repeat(now), probs, inputs, repeat(version), known))
+            self._recent.extend(new)
+            if ids is not None:
+                self._by_id.update(zip(ids[first:], new, strict=True))
             while len(self._recent) > self.capacity:
                 old = self._recent.popleft()
                 if old.id is not None and self._by_id.get(old.id) is old:
@@ -254,7 +256,8 @@ class Record:
             for name in names:
                 self._by_id.pop(name, None)
                 self._before_reset.discard(name)
-            if any(self._labelled.pop(name, None) for name in names):
+            if names & self._labelled.keys():
+                self._labelled = {name: one for name, one in self._labelled.items() if name not in names}
                 self._restart_monitor()
 
     def labelled_ids(self) -> list[str]:
@@ -446,16 +449,16 @@ def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArra
 def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterable[Alarm]:
     if report.alarm:
         part = report.overall
-        message = f"Mean confidence is {part.predicted:.1%}, accuracy {part.observed:.1%}."
+        message = f"Mean confidence is {percent(part.predicted, 1)}, accuracy {percent(part.observed, 1)}."
         remedy = "Add labelled predictions to the calibration set, or fit the calibrator again."
         yield Alarm("calibration", "alarm", message, remedy, part.alarm_at)
     for part in report.classes:
         if part.alarm:
-            message = f"Class {part.name}: predicted in {part.predicted:.1%} of cases, observed in {part.observed:.1%}."
+            message = f"Class {part.name}: predicted in {percent(part.predicted, 1)} of cases, observed in {percent(part.observed, 1)}."
             yield Alarm("class", "alarm", message, "Label more samples of this class.", part.alarm_at)
     for part in report.groups:
         if part.alarm:
-            message = f"Group {part.name}: mean confidence {part.predicted:.1%}, accuracy {part.observed:.1%}."
+            message = f"Group {part.name}: mean confidence {percent(part.predicted, 1)}, accuracy {percent(part.observed, 1)}."
             yield Alarm("group", "alarm", message, "Find out what is different there.", part.alarm_at)
     if inputs_at is not None:
         remedy = "Check the source of the data, and label some of the latest predictions."
@@ -470,5 +473,5 @@ def _notices(frequencies: PriorEstimate | None, evidence: Floats) -> Iterable[Al
     if len(evidence):
         share, low, _ = _share(evidence < LOW_EVIDENCE)
         if low > 2 * LOW_EVIDENCE:
-            message = f"{share:.1%} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
+            message = f"{percent(share, 1)} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
             yield Alarm("evidence", "notice", message, "About 5 % are expected. Do not trust these: label them.")
