@@ -8,7 +8,6 @@ calibrators from ``make``.
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 import warnings
 from collections.abc import Callable
@@ -129,6 +128,9 @@ def check_single_and_double_precision_agree(make: Factory, fitted: Calibrator, p
 
 
 def check_torch_in_torch_out(make: Factory, fitted: Calibrator, problem: Any) -> None:
+    of_half = fit(make(), problem, change=lambda values: torch.from_numpy(values).bfloat16())
+    rows, extra = prediction_arguments(of_half, test_outputs(problem), torch.from_numpy)
+    assert_valid(of_half.predict_proba(*rows, **extra).numpy(), "bfloat16")
     of_tensors = fit(make(), problem, change=torch.from_numpy)
     for dtype, given_back in (
         (torch.float64, torch.float64),
@@ -146,16 +148,6 @@ def check_torch_in_torch_out(make: Factory, fitted: Calibrator, problem: Any) ->
     np.testing.assert_array_equal(
         of_tensors.predict_proba(*rows, **extra).numpy(), predict_on(fitted, test_outputs(problem))
     )
-
-
-def check_bfloat16_is_accepted(make: Factory, problem: Any) -> None:
-    fitted = fit(make(), problem, change=lambda values: torch.from_numpy(values).bfloat16())
-    rows, extra = prediction_arguments(
-        fitted, test_outputs(problem), lambda values: torch.from_numpy(values).bfloat16()
-    )
-    probabilities = fitted.predict_proba(*rows, **extra)
-    assert probabilities.dtype == torch.float32
-    assert_valid(probabilities.numpy(), "bfloat16")
 
 
 def check_a_weight_of_zero_leaves_a_sample_out(make: Factory, problem: Any) -> None:
@@ -196,6 +188,21 @@ def check_parameters_set_after_the_fit_change_no_prediction(fitted: Calibrator, 
     np.testing.assert_array_equal(predict_on(changed, test_outputs(problem)), predict_on(fitted, test_outputs(problem)))
 
 
+def check_an_unfitted_calibrator_raises(make: Factory, problem: Any) -> None:
+    for use in ("predict_proba", "predict_log_proba", "predict", "was_fitted_on"):
+        with pytest.raises(NotFittedError):
+            getattr(make(), use)(problem.logits)
+    for use in ("as_module", "state", "summary", "example_inputs"):
+        with pytest.raises(NotFittedError):
+            getattr(make(), use)()
+
+
+def check_the_global_random_generator_stays_as_it_was(make: Factory, problem: Any) -> None:
+    before = torch.get_rng_state()
+    predict_on(fit(make(), problem), test_outputs(problem))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def check_a_failed_fit_leaves_it_unfitted(fitted: Calibrator, problem: Any) -> None:
     failed = copy.deepcopy(fitted)
     with pytest.raises(InvalidInputError):
@@ -222,17 +229,6 @@ def check_masked_arrays_are_refused_by_name(make: Factory, problem: Any) -> None
 def check_the_summary_is_text(fitted: Calibrator) -> None:
     assert all(isinstance(text, str) for entry in fitted.summary().items() for text in entry)
     assert bool(fitted.summary()) == (fitted.method != "uncal")
-
-
-def check_it_says_whether_it_needs_logits(fitted: Calibrator) -> None:
-    assert fitted.needs_logits_ == (fitted.inputs != "embeddings")  # the blend was fitted with logits
-
-
-def check_the_declared_options_are_those_of_fit(make: Factory) -> None:
-    calibrator = make()
-    parameters = inspect.signature(calibrator.fit).parameters.values()
-    options = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-    assert options == calibrator.fit_options
 
 
 def check_an_option_that_it_does_not_use_is_an_error(make: Factory, problem: Any) -> None:

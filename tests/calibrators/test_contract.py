@@ -121,7 +121,6 @@ def test_weights_are_never_dropped_silently(problem: Any) -> None:
     class Unweighted(Calibrator):
         inputs = "logits"
         method = "unweighted"
-        fit_options = frozenset()
 
         def fit(self, X: Any, y: Any) -> Any:
             return self

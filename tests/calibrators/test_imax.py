@@ -84,10 +84,23 @@ def test_the_best_of_a_few_starts_is_the_optimum_of_all_partitions() -> None:
 
 
 def test_the_published_number_of_bins_keeps_nearly_what_the_best_would() -> None:
-    for seed in range(6):
+    """On average more than with seeds that are the first draw of k-means++, which keep 0.9993."""
+    shares = []
+    for seed in range(40):
         scores = np.random.default_rng(seed).normal(loc=-3, scale=4, size=300)
         best = best_information(scores, 15)
-        assert 0.998 * best < information(scores, boundaries_of(scores, 15, seed)) <= best + 1e-12
+        shares.append(information(scores, boundaries_of(scores, 15, seed)) / best)
+    assert 0.998 < min(shares) <= max(shares) < 1 + 1e-9
+    assert np.mean(shares) > 0.9995
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1.0, 300.0, 1e4])
+def test_boundaries_of_any_scale_ascend_and_predictions_are_finite(scale: float) -> None:
+    logits = np.random.default_rng(0).normal(scale=scale, size=(300, 4))
+    for form in FORMS:
+        fitted = IMaxBinning(form=form).fit(logits, np.arange(300) % 4)
+        assert all((np.diff(boundaries) >= 0).all() for boundaries in fitted.boundaries_)
+        assert np.isfinite(fitted.predict_log_proba(logits)).all()
 
 
 @pytest.mark.parametrize("form", FORMS)

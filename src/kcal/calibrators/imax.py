@@ -163,10 +163,7 @@ def boundaries_between(representatives: Floats) -> Floats:
     """Return the log-odds that are as far, in KL, from each representative as from the next, (n − 1,)."""
     low, high = representatives[:-1], representatives[1:]
     gap = high - low
-    near = gap < 1  # there the difference of softplus is computed without cancellation
-    grown = np.expm1(np.where(near, gap, 0.0))
-    rise = np.where(near, np.log1p(expit(low) * grown), np.logaddexp(0, high) - np.logaddexp(0, low))
-    fall = np.where(near, np.log1p(expit(-high) * grown), np.logaddexp(0, -low) - np.logaddexp(0, -high))
+    rise, fall = np.logaddexp(0, high) - np.logaddexp(0, low), np.logaddexp(0, -low) - np.logaddexp(0, -high)
     with np.errstate(divide="ignore", invalid="ignore"):
         between = np.where(gap > SAME_SCORE, np.log(rise) - np.log(fall), low)
     boundaries: Floats = np.maximum.accumulate(np.clip(between, low, high))

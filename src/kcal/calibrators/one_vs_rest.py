@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import product
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,19 +69,6 @@ class OneVsRestModel(LogitModel):
         self.formula, self.temperature = FORMULAS[formula], temperature
         self.maps = ScoreMaps(tables)
 
-    @classmethod
-    def fit(cls, formula: str, fit_map: FitMap, samples: Samples, *, shared: bool, temperature: float = 1.0) -> Self:
-        """Return the model with a map per class, or one for the scores of all classes together.
-
-        Targets are whether the label is the class of the score.
-        """
-        hits = samples.codes[:, None] == np.arange(samples.n_classes)
-        scores = rounded_log_odds(scaled(samples.logits, temperature)).numpy()
-        maps = ScoreMaps.fit(fit_map, scores, hits, samples.weights, shared=shared)
-        model = cls(formula=formula, tables=maps.shapes, temperature=temperature)
-        model.maps = maps
-        return model
-
     @property
     def sharing(self) -> str:
         """Whether every class has a map of its own, "class", or all have one, "shared"."""
@@ -104,15 +90,26 @@ def scaled(log_probs: torch.Tensor, temperature: float) -> torch.Tensor:
     return log_probs if temperature == 1 else torch.log_softmax(log_probs / temperature, dim=1)
 
 
-def choose_sharing(calibrator: Any, samples: Samples, fit: Callable[..., OneVsRestModel]) -> OneVsRestModel:
-    """Return the model that ``fit(samples, shared=...)`` makes, as ``calibrator.maps`` says.
+def fit_one_vs_rest(
+    calibrator: Any, samples: Samples, formula: str, fit_map: FitMap, *, scales: bool = False
+) -> OneVsRestModel:
+    """Return the model with a map per class, or one for the scores of all classes, as ``calibrator.maps`` says.
 
-    "auto" takes a shared map if its cross-validated log-loss is the lower one.
+    "auto" takes a shared map if its cross-validated log-loss is the lower one. The targets of ``fit_map`` are whether
+    the label is the class of the score; with ``scales``, scores are those of the network scaled by its temperature.
     """
-    if calibrator.maps != "auto":
-        return fit(samples, shared=calibrator.maps == "shared")
-    if len(samples) < 2 * FOLDS:
-        return fit(samples, shared=True)
+
+    def fit(samples: Samples, *, shared: bool) -> OneVsRestModel:
+        temperature = fit_temperature(samples.logits, samples.codes, samples.weights) if scales else 1.0
+        scores = rounded_log_odds(scaled(samples.logits, temperature)).numpy()
+        hits = samples.codes[:, None] == np.arange(samples.n_classes)
+        maps = ScoreMaps.fit(fit_map, scores, hits, samples.weights, shared=shared)
+        model = OneVsRestModel(formula=formula, tables=maps.shapes, temperature=temperature)
+        model.maps = maps
+        return model
+
+    if calibrator.maps != "auto" or len(samples) < 2 * FOLDS:
+        return fit(samples, shared=calibrator.maps != "class")
     folds = stratified_folds(samples.codes, FOLDS, calibrator.seed)
     losses = {True: 0.0, False: 0.0}
     for shared, fold in product(losses, range(FOLDS)):
@@ -157,7 +154,7 @@ class PlattScaling(LogitCalibrator):
             targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
             return {"coefficients": fit_logistic(scores, targets, weights, start=[1.0, 0.0])}
 
-        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "logistic", fit_map))
+        return fit_one_vs_rest(self, samples, "logistic", fit_map)
 
 
 class BetaCalibration(LogitCalibrator):
@@ -197,7 +194,7 @@ class BetaCalibration(LogitCalibrator):
             coefficients = fit_logistic(scores, targets, weights, start=start, penalty=penalty, bounds=bounds)
             return {"coefficients": coefficients}
 
-        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "logistic", fit_map))
+        return fit_one_vs_rest(self, samples, "logistic", fit_map)
 
 
 def logistic_map(scores: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
@@ -280,7 +277,7 @@ class IsotonicCalibration(LogitCalibrator):
             )
             return {"knots": regression.X_thresholds_, "values": regression.y_thresholds_}
 
-        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "lines", fit_map))
+        return fit_one_vs_rest(self, samples, "lines", fit_map)
 
 
 def linear_map(scores: torch.Tensor, knots: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -326,7 +323,7 @@ class VennAbers(LogitCalibrator):
             lower = np.append(0.0, 1 - with_positive(mass[::-1], (mass - positive)[::-1])[::-1])  # the mirror image
             return {"thresholds": thresholds, "lower": lower, "upper": upper}
 
-        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "merged", fit_map))
+        return fit_one_vs_rest(self, samples, "merged", fit_map)
 
 
 def merged_map(
@@ -415,7 +412,7 @@ class HistogramBinning(LogitCalibrator):
             middles = (np.arange(n_bins) + 0.5) / n_bins  # only equal-width bins can be empty
             return {"edges": edges, "values": bin_rates(index, hits, weights, middles)}
 
-        return choose_sharing(self, samples, partial(OneVsRestModel.fit, "steps", fit_map))
+        return fit_one_vs_rest(self, samples, "steps", fit_map)
 
 
 def step_map(scores: torch.Tensor, edges: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -479,11 +476,7 @@ class ScalingBinning(LogitCalibrator):
             means = np.bincount(index, weights * expit(scores)) / np.bincount(index, weights)
             return {"edges": edges, "values": np.maximum(means, ALMOST_ZERO)}
 
-        def fit(samples: Samples, *, shared: bool) -> OneVsRestModel:
-            temperature = fit_temperature(samples.logits, samples.codes, samples.weights)
-            return OneVsRestModel.fit("steps", fit_map, samples, shared=shared, temperature=temperature)
-
-        return choose_sharing(self, samples, fit)
+        return fit_one_vs_rest(self, samples, "steps", fit_map, scales=True)
 
 
 def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
