@@ -17,8 +17,6 @@ from kcal.kernels import (
     class_posteriors,
     leave_out_posteriors,
     leave_out_rule,
-    mean_log_loss,
-    search_bandwidth,
     sort_support,
 )
 
@@ -78,12 +76,6 @@ def test_duplicates_count_and_the_sample_itself_does_not(kernel):
     assert LeaveOutLoss(support, kernel=KERNELS[kernel])(1e-3) == pytest.approx(CLIP, rel=1e-12)
 
 
-def test_three_coincident_samples_see_the_other_two():
-    points = torch.tensor([[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]], dtype=torch.float64)
-    computed = leave_out_posteriors(sort_support(points, torch.tensor([0, 0, 1]), 2), 1.0)
-    assert computed.tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0]]
-
-
 @pytest.mark.parametrize("bandwidth", [0.05, 0.3, 1.0])
 def test_labels_of_pure_noise_are_predicted_at_chance(bandwidth):
     """A leak of the sample itself would lift the accuracy; 4 standard deviations of a binomial are allowed."""
@@ -93,25 +85,6 @@ def test_labels_of_pure_noise_are_predicted_at_chance(bandwidth):
     predicted = leave_out_posteriors(sort_support(points, codes, 5), bandwidth).argmax(dim=1)
     accuracy = float((predicted == codes).double().mean())
     assert abs(accuracy - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 1000)
-
-
-def test_a_leak_would_be_seen_by_the_test_at_chance():
-    points, codes, _ = cloud(75, 300, 6, 5, dtype=torch.float32)
-    leaking = class_posteriors(points, sort_support(points, codes, 5), 0.05).argmax(dim=1)
-    assert float((leaking == codes).double().mean()) == 1.0
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_leaving_out_a_group_equals_deleting_it(kernel):
-    points, codes, weights = cloud(76, 40, 2, 3, weighted=True)
-    groups = torch.randint(5, (40,), generator=torch.Generator().manual_seed(1))
-    support = sort_support(points, codes, 3, weights)
-    computed = leave_out_posteriors(support, 0.4, kernel=KERNELS[kernel], keys=groups)
-    for group in range(5):
-        inside = groups == group
-        rest = sort_support(points[~inside], codes[~inside], 3, weights[~inside])
-        expected = class_posteriors(points[inside], rest, 0.4, kernel=KERNELS[kernel])
-        torch.testing.assert_close(computed[inside], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("budget", [0, 10**9])
@@ -137,14 +110,6 @@ def test_any_loss_equals_the_double_loop(seed, n, n_classes, bandwidth, kernel, 
     for budget in (0, 10**9):
         loss = LeaveOutLoss(support, kernel=KERNELS[kernel], memory_budget=budget)
         assert loss(bandwidth) == pytest.approx(slow, rel=1e-8)
-
-
-def test_the_mean_log_loss_clips_and_weighs():
-    rows = torch.tensor([math.log(0.5), -math.inf, 0.0], dtype=torch.float64)
-    assert mean_log_loss(rows) == pytest.approx((math.log(2) + CLIP) / 3, rel=1e-14)
-    weights = torch.tensor([2.0, 1.0, 5.0], dtype=torch.float64)
-    assert mean_log_loss(rows, weights.log()) == pytest.approx((2 * math.log(2) + CLIP) / 8, rel=1e-14)
-    assert mean_log_loss(rows[[0, 2]]) == pytest.approx(math.log(2) / 2, rel=1e-15)
 
 
 @pytest.mark.parametrize("budget", [0, 10**9])
@@ -201,13 +166,6 @@ def test_samples_scatter_around_the_whole_loss_by_their_standard_error():
     # drawn without replacement from 2,000, so that they scatter by √0.9 of it
     assert 0.6 < np.std(deviations) < 1.3
     assert abs(np.mean(deviations)) < 0.6
-
-
-def test_the_bandwidth_of_a_sample_is_close_to_that_of_all():
-    points = normal_support(6_000, spread=0.8)
-    whole = search_bandwidth(LeaveOutLoss(points).at).bandwidth
-    sampled = search_bandwidth(LeaveOutLoss(points, n_predicted=5_000).at).bandwidth
-    assert sampled == pytest.approx(whole, rel=0.03)
 
 
 def test_the_only_member_of_a_class_costs_the_published_clip_at_every_bandwidth():

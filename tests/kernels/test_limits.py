@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from kernel_oracle import (
     COMPACT,
     DTYPES,
-    ENDLESS,
     class_sums,
     cloud,
     exact_posteriors,
     log_densities,
     slow_log_sums,
     slow_nearest,
-    slow_posteriors,
 )
 
 from kcal.kernels import (
@@ -97,15 +95,6 @@ def test_a_tiny_bandwidth_gives_the_nearest_neighbour(kernel, dtype):
     np.testing.assert_allclose(computed, slow, rtol=0, atol=1e-20)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_tiny_bandwidth_shares_between_coincident_points_by_their_weight(kernel):
-    points = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 1.0]], dtype=torch.float64)
-    weights = torch.tensor([1.0, 3.0, 50.0], dtype=torch.float64)
-    query = torch.tensor([[0.25, -0.5]], dtype=torch.float64)
-    computed = posteriors(query, points, torch.tensor([0, 2, 1]), 3, 1e-3, kernel, weights)
-    np.testing.assert_allclose(computed, [[0.25, 0.0, 0.75]], rtol=0, atol=1e-9)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_translation_changes_nothing(kernel, dtype):
@@ -115,19 +104,6 @@ def test_translation_changes_nothing(kernel, dtype):
     here = posteriors(queries.to(dtype), points.to(dtype), codes, 3, 0.4, kernel, weights)
     there = posteriors((queries + shift).to(dtype), (points + shift).to(dtype), codes, 3, 0.4, kernel, weights)
     torch.testing.assert_close(there, here, rtol=0, atol=1e-9 if dtype == torch.float64 else 1e-4)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_doubling_every_sample_changes_nothing(kernel):
-    points, codes, weights = cloud(30, 35, 3, 4, weighted=True)
-    queries = cloud(31, 12, 3, 1)[0]
-    twice = [torch.cat([value, value]) for value in (points, codes, weights)]
-    torch.testing.assert_close(
-        posteriors(queries, twice[0], twice[1], 4, 0.6, kernel, twice[2]),
-        posteriors(queries, points, codes, 4, 0.6, kernel, weights),
-        rtol=0,
-        atol=1e-13,
-    )
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -156,20 +132,6 @@ def test_a_common_factor_of_the_weights_cancels(kernel, factor):
         posteriors(queries, points, codes, 4, 0.6, kernel, weights),
         rtol=0,
         atol=1e-12,
-    )
-
-
-@steady
-@given(permutation=st.permutations(range(5)), kernel=st.sampled_from(sorted(KERNELS)))
-def test_permuting_the_classes_permutes_the_columns(permutation, kernel):
-    points, codes, weights = cloud(36, 30, 2, 5, weighted=True)
-    queries = cloud(37, 10, 2, 1)[0]
-    permutation = torch.tensor(permutation)
-    torch.testing.assert_close(
-        posteriors(queries, points, permutation[codes], 5, 0.4, kernel, weights)[:, permutation],
-        posteriors(queries, points, codes, 5, 0.4, kernel, weights),
-        rtol=0,
-        atol=1e-13,
     )
 
 
@@ -205,18 +167,6 @@ def test_a_query_a_million_away_gets_what_the_formula_says(kernel, dtype):
         np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", ENDLESS)
-def test_the_exact_oracle_agrees_with_the_double_loop_where_both_work(kernel):
-    points, codes, _ = cloud(50, 12, 2, 3)
-    queries = cloud(51, 5, 2, 1)[0]
-    np.testing.assert_allclose(
-        exact_posteriors(queries, points, codes, 3, 0.5, kernel=kernel),
-        slow_posteriors(queries, points, codes, 3, 0.5, kernel=kernel),
-        rtol=0,
-        atol=1e-13,
-    )
-
-
 @steady
 @given(
     exponent=st.floats(-3, 6),
@@ -231,29 +181,6 @@ def test_every_row_is_a_probability_vector(exponent, log_bandwidth, seed, kernel
     assert bool((rows >= 0).all())
     torch.testing.assert_close(rows.sum(dim=1), torch.ones(6, dtype=dtype), rtol=0, atol=1e-5)
     assert not rows[:, 3].any()
-
-
-@pytest.mark.parametrize("distance", [1e4, 1e6, 1e8, 1e10])
-@pytest.mark.parametrize("kernel", ROOTED)
-def test_however_far_a_query_of_a_rooted_kernel_gets_what_the_formula_says(kernel, distance):
-    """Their posteriors do not end at the nearest point: they tend to a limit that depends on the direction."""
-    queries, points, codes = far_problem(110, torch.float64, distance, n=20)
-    computed = class_posteriors(queries[:2], sort_support(points, codes, 3), 1.0, kernel=KERNELS[kernel])
-    exact = exact_posteriors(queries[:2], points, codes, 3, 1.0, kernel=kernel)
-    np.testing.assert_allclose(computed, exact, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_duplicates_of_two_classes_share_a_far_query(kernel):
-    queries, points, _ = far_problem(112, torch.float64, 1e12, n=1)
-    support = sort_support(torch.cat([points, points]), torch.tensor([0, 1]), 2)
-    for query in queries[:, None]:
-        torch.testing.assert_close(
-            class_posteriors(query, support, 1.0, kernel=KERNELS[kernel]),
-            torch.full((1, 2), 0.5, dtype=torch.float64),
-            rtol=0,
-            atol=1e-12,
-        )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -277,15 +204,6 @@ def test_a_support_of_one_point_works_at_every_distance(kernel):
     np.testing.assert_allclose(densities + KERNELS[kernel].log_volume(1.0, 1), slow, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", COMPACT)
-def test_a_query_just_beyond_a_wide_reach_belongs_to_its_nearest_point(kernel):
-    """The bandwidth is 1e5 times the support's radius, and the query lies several bandwidths away."""
-    support = sort_support(torch.tensor([[-1.0], [1.0]], dtype=torch.float64), torch.tensor([0, 1]), 2)
-    query = torch.tensor([[1e6]], dtype=torch.float64)
-    assert class_posteriors(query, support, 1e5, kernel=KERNELS[kernel]).tolist() == [[0.0, 1.0]]
-    assert torch.isneginf(log_densities(query, support, 1e5, kernel=KERNELS[kernel])).all()
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("query", [0.0, -1e6, -1e18])
 def test_a_weightless_point_never_decides(kernel, query):
@@ -297,18 +215,6 @@ def test_a_weightless_point_never_decides(kernel, query):
     )
     row = class_posteriors(torch.tensor([[query]], dtype=torch.float64), support, 1.0, kernel=KERNELS[kernel])
     assert row.tolist() == [[0.0, 1.0]]
-
-
-@pytest.mark.parametrize("factor", [1e9, 1e-9])
-def test_large_and_small_weights_are_weights_in_single_precision(factor):
-    points, codes, _ = cloud(116, 10, 2, 2, dtype=torch.float32)
-    weights = torch.arange(1, 11, dtype=torch.float64)
-    torch.testing.assert_close(
-        class_posteriors(points, sort_support(points, codes, 2, factor * weights), 1.0),
-        class_posteriors(points, sort_support(points, codes, 2, weights), 1.0),
-        rtol=0,
-        atol=1e-5,
-    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -375,3 +281,17 @@ def test_who_may_see_nothing_gets_nothing(kernel):
     assert torch.isneginf(sums.log()).all()
     assert not sums.sums.any()
     assert (sums.posteriors() == 0.5).all()
+
+
+@steady
+@given(permutation=st.permutations(range(5)), kernel=st.sampled_from(sorted(KERNELS)))
+def test_permuting_the_classes_permutes_the_columns(permutation, kernel):
+    points, codes, weights = cloud(36, 30, 2, 5, weighted=True)
+    queries = cloud(37, 10, 2, 1)[0]
+    permutation = torch.tensor(permutation)
+    torch.testing.assert_close(
+        posteriors(queries, points, permutation[codes], 5, 0.4, kernel, weights)[:, permutation],
+        posteriors(queries, points, codes, 5, 0.4, kernel, weights),
+        rtol=0,
+        atol=1e-13,
+    )

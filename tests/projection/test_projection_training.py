@@ -215,12 +215,6 @@ def test_group_is_not_predicted_from_itself():
     assert min(train_projection(rows, labels, recipe=recipe, groups=groups).curve.losses) > 0.5
 
 
-def test_fast_groups_of_one_sample_are_no_groups():
-    data = problem()
-    options = {"dimension": 3, "recipe": FAST}
-    assert same_bits(state_of(*data, **options), state_of(*data, groups=np.arange(240), **options))
-
-
 @RECIPES
 @pytest.mark.parametrize(
     ("options", "name"),
@@ -290,13 +284,3 @@ def test_fast_rate_rises_and_falls(steps, warm_up):
         fall = 0.5 * (1 + np.cos(np.pi * (step - rise) / max(steps - rise, 1)))
         assert rate == pytest.approx(0.1 * ((step + 1) / (rise + 1) if step < rise else fall), abs=1e-12)
     assert np.isfinite(trained.curve.losses).all()
-
-
-def test_trained_projection_knows_its_training_set_and_recipe():
-    rows, labels = problem()
-    trained = train_projection(rows, labels, dimension=3, recipe=FAST)
-    assert trained.recipe is FAST
-    assert repr(trained) == "TrainedProjection(SkipProjection, steps=8, checkpoints=3)"
-    assert len(np.unique(trained.fingerprints)) == 240
-    again = train_projection(rows.astype(np.float64), labels, dimension=3, recipe=FAST)
-    assert np.array_equal(trained.fingerprints, again.fingerprints)

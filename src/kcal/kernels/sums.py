@@ -82,7 +82,8 @@ class ClassSums(NamedTuple):
     def posteriors(self) -> torch.Tensor:
         """Return p_k(q; b), (n_bandwidths, n_query, n_classes): uniform where a query sees no point at all."""
         totals = self.sums.sum(dim=1, keepdim=True)
-        return torch.where(totals == 0, 1.0 / self.sums.shape[1], self.sums / totals).transpose(1, 2)
+        even = (totals == 0).to(totals) / self.sums.shape[1]
+        return torch.addcdiv(even, self.sums, torch.where(totals == 0, 1.0, totals)).transpose(1, 2)
 
     def log_densities(self, log_volumes: torch.Tensor) -> torch.Tensor:
         """Return log densities, (n_bandwidths, n_query), from log(Σ_i w_i · ∫φ_b), (n_bandwidths, 1 or n_query)."""
@@ -331,6 +332,10 @@ class PreparedSupport:
             return torch.full_like(half_squares, torch.inf)
         return RESOLUTION / epsilon / radius / ((-2.0 * half_squares).sqrt() + radius)
 
+    def _unresolved(self, placed: Queries) -> torch.Tensor:
+        """Return the positions of queries at which float64 does not resolve the narrowest bandwidth."""
+        return (max(self.rates) > self.finest(placed.half_squares)).nonzero().squeeze(1)
+
     def relative_exponents(
         self, below: torch.Tensor, nearest: torch.Tensor, half_squares: torch.Tensor, rates: torch.Tensor
     ) -> torch.Tensor:
@@ -396,8 +401,7 @@ class PreparedSupport:
             placed = self.place(points)
             part_sums = partial(self._part_sums, placed=placed, leave_out=rule, wide=self.is_part or len(parts) > 1)
             sums = self._added(map_blocks(part_sums, parts, device) if by_points else map(part_sums, parts), placed)
-            unresolved = (max(self.rates) > self.finest(placed.half_squares)).nonzero().squeeze(1)
-            if len(unresolved):
+            if self.dtype == torch.float64 and (unresolved := self._unresolved(placed)).numel():
                 index = unresolved.to(device)
                 exact = Contributions(self, points[index], _select(rule, index)).class_sums()
                 sums.sums[:, :, unresolved], sums.offsets[:, unresolved] = exact.sums.to(sums.sums), exact.offsets
@@ -420,9 +424,12 @@ class PreparedSupport:
         dtype = widest_dtype(right.device) if wide else self.support.points.dtype
         total = right.new_zeros(len(self.rates), classes.stop - classes.start, n_query, dtype=dtype)
         near = right.new_full((n_query,), -torch.inf)
-        for rows in slices(len(left), SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1)):
+        step = min(SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1), len(left))
+        buffer = right.new_empty(step, n_query)
+        values = None if len(self.rates) == 1 else torch.empty_like(buffer, dtype=self.support.points.dtype)
+        for rows in slices(len(left), step):
             shift = near.nan_to_num(neginf=0.0)
-            block = torch.addmm(-shift, left[rows], right)
+            block = torch.addmm(-shift, left[rows], right, out=buffer[: rows.stop - rows.start])
             if leave_out is not None:
                 leave_out.hide(block, part.start + rows.start)
             largest = block.amax(dim=0)
@@ -433,20 +440,26 @@ class PreparedSupport:
                 block.sub_(rise)
                 if rows.start > 0:
                     total *= (-rise * self.rate_column[:, :, None].to(rise)).clamp_max_(0.0).exp2_().to(total)
-            self._add_values(total, block, slice(part.start + rows.start, part.start + rows.stop), classes.start)
+            rows = slice(part.start + rows.start, part.start + rows.stop)
+            self._add_values(total, block, None if values is None else values[: len(block)], rows, classes.start)
         return PartSums(classes, total, near)
 
-    def _add_values(self, total: torch.Tensor, exponents: torch.Tensor, rows: slice, first_class: int) -> None:
-        """Add the values of the support points ``rows`` to the sums of the classes from ``first_class`` on."""
-        inside, dtype = class_range(self.support, rows), self.support.points.dtype
+    def _add_values(
+        self, total: torch.Tensor, exponents: torch.Tensor, values: torch.Tensor | None, rows: slice, first_class: int
+    ) -> None:
+        """Add the values of the support points ``rows`` to the sums of the classes from ``first_class`` on.
+
+        ``values`` is room for those of several bandwidths; those of one take the place of the exponents.
+        """
+        inside = class_range(self.support, rows)
         codes = self.support.codes[rows].to(exponents.device) - inside.start
         some = total[:, inside.start - first_class : inside.stop - first_class]
         weights = None if self.weights is None else self.weights[rows, None].to(exponents.device)
-        values = exponents.to(dtype) if len(self.steps) == 1 else torch.empty_like(exponents, dtype=dtype)
         for index, squares in self.steps:
-            if squares == 0:
-                scaled = values if len(self.steps) == 1 else torch.mul(exponents, self.rates[index], out=values)
-                scaled.exp2_()
+            if values is None:
+                values = exponents.to(self.support.points.dtype).exp2_()
+            elif squares == 0:
+                torch.mul(exponents, self.rates[index], out=values).exp2_()
             for _ in range(squares):
                 values.square_()
             weighted = values if weights is None else values * weights
