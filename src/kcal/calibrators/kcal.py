@@ -19,7 +19,7 @@ from torch import nn
 
 from kcal.calibrators.bandwidth_choice import PUBLISHED_FOLDS, BandwidthChoice
 from kcal.calibrators.base import CalibratorState, check_at_least_two, fitted
-from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, FindSize, select_one_se
+from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, select_one_se
 from kcal.calibrators.explain import Attribution, attribute_kcal
 from kcal.calibrators.fit_warnings import (
     are_few,
@@ -634,11 +634,6 @@ class KCal(KernelCalibrator):
             fixed_bandwidth=self.bandwidth != "cv",
         )
         return self._compressed(fit, select_one_se, options)
-
-    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
-        if groups is not None:
-            raise InvalidInputError("groups", "must be left out: a KCal has those of its fit")
-        return super()._compressed(fit, find_size, options)
 
     # Files and parameters
 

@@ -42,6 +42,7 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
     check_device,
+    check_groups,
     check_ids,
     check_integer,
     check_labels,
@@ -311,7 +312,7 @@ class KernelCalibrator(Calibrator):
         min_cluster_size : int
             Samples that a centroid stands for at least, where its class has as many.
         groups : (n,) array, optional
-            Groups of the calibration samples of positive weight, in the order of the fit; by default those of the fit.
+            Groups of the support samples, in the order of ``support_indices_``; by default those of the fit.
         """
         other = self.snapshot()
         find_size = check_target(size, max_loss_increase)
@@ -322,7 +323,9 @@ class KernelCalibrator(Calibrator):
     def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
         """Return the fit with a smaller support; the same one if that has all samples."""
         complete = fit.complete
-        if groups is None and fit.samples is not None:
+        if groups is not None:
+            groups = check_groups(groups, len(complete.estimate.points))
+        elif fit.samples is not None:
             groups = fit.samples.groups
         with threads_for(0):
             estimate, trial = compress_model(complete.estimate, groups, find_size, options)
