@@ -478,7 +478,7 @@ class KCal(KernelCalibrator):
             expected = f"are of no use with projection={shown(self.projection)}: there is nothing to learn"
             raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
         is_logits = self.inputs == "logits"
-        options = {"columns": self.n_features_in_, "owner": "the calibration set", "logits": is_logits}
+        options: dict[str, Any] = {"columns": self.n_features_in_, "owner": "the calibration set", "logits": is_logits}
         checked = check_matrix(embeddings, "train_embeddings", **options)
         checked = check_scores(embeddings, checked, "logits") if is_logits else checked
         rows = self.as_embeddings(checked).to(device=like.device, dtype=like.dtype)
