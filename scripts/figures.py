@@ -56,8 +56,8 @@ def draw_explanation(example: Example, row: int, path: Path) -> None:
     cal, test, names = example.calibration, example.test, np.array(example.classes)
     blend = KCalBlend().fit(cal.embeddings, names[cal.labels], logits=cal.logits, classes=example.classes)
     explanation = blend.explain(test.embeddings[[row]], logits=test.logits[[row]])
-    axes = plots.explanation(explanation, images=cal.images, query=test.images[row])
-    axes[0].get_figure(root=True).savefig(path, dpi=120)
+    ax = plots.explanation(explanation, images=cal.images, query=test.images[row])
+    ax.get_figure(root=True).savefig(path, dpi=120)
 
 
 def main() -> None:

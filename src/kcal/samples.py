@@ -114,9 +114,22 @@ class Samples:
         return None if keys is None else torch.as_tensor(keys, device=device)
 
     def halves(self, seed: int) -> tuple[Samples, Samples]:
-        """Return two halves, stratified by class or by whole groups; the second has the odd samples."""
-        first, second = stratified_halves(self.codes, self.groups, seed)
-        return self.select(first), self.select(second)
+        """Return two halves, each in ascending order.
+
+        Without groups every class is halved, and the second half gets the odd sample: a class with one sample is there.
+        With groups whole groups are split into halves of similar class frequencies; the second has more classes or
+        samples.
+        """
+        if self.groups is None:
+            generator = np.random.default_rng([seed, 1])
+            members = [generator.permutation(np.flatnonzero(self.codes == k)) for k in np.unique(self.codes)]
+            first = np.sort(np.concatenate([rows[: len(rows) // 2] for rows in members]))
+            halves = [first, np.setdiff1d(np.arange(len(self)), first)]
+        else:
+            folds = _grouped_folds(self.codes, self.groups, 2, seed)
+            halves = [np.flatnonzero(folds == fold) for fold in range(2)]
+            halves.sort(key=lambda rows: (len(np.unique(self.codes[rows])), len(rows)))
+        return self.select(halves[0]), self.select(halves[1])
 
     def class_weights(self) -> Floats:
         """Return the total weight of each class, (n_classes,)."""
@@ -209,23 +222,6 @@ def relative_weights(log_weights: Floats) -> Floats:
     if (weights[positive] == 1).all():
         return weights
     return np.asarray(weights / weights[positive].mean())
-
-
-def stratified_halves(codes: Index, groups: Index | None, seed: int) -> tuple[Index, Index]:
-    """Return the rows of two halves, each in ascending order.
-
-    Without groups every class is halved, and the second half gets the odd sample: a class with one sample is there.
-    With groups whole groups are split into halves of similar class frequencies; the second has more classes or samples.
-    """
-    if groups is not None:
-        folds = _grouped_folds(codes, groups, 2, seed)
-        halves = [np.flatnonzero(folds == fold) for fold in range(2)]
-        halves.sort(key=lambda rows: (len(np.unique(codes[rows])), len(rows)))
-        return halves[0], halves[1]
-    generator = np.random.default_rng([seed, 1])
-    members = [generator.permutation(np.flatnonzero(codes == k)) for k in np.unique(codes)]
-    first = np.sort(np.concatenate([rows[: len(rows) // 2] for rows in members]))
-    return first, np.setdiff1d(np.arange(len(codes)), first)
 
 
 def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Index:

@@ -48,7 +48,7 @@ def test_a_thousand_classes_have_the_larger_dimension(n_classes: int, dimension:
     fitted = KCal(recipe=recipe, bandwidth=1.0).fit(
         rows[:n_classes], labels, train_embeddings=rows[n_classes:], train_labels=labels
     )
-    assert fitted.dimension_ == dimension
+    assert fitted.model_.dimension == dimension
 
 
 @pytest.mark.parametrize("folds", [None, 3, 7])

@@ -61,7 +61,7 @@ def test_a_training_set_in_the_same_file_teaches_the_projection(run, tmp_path):
     assert "held out" not in result.stderr
     fitted = kcal.load("model.kcal")
     assert len(fitted.support_indices_) == 90
-    assert fitted.dimension_ == 2
+    assert fitted.model_.dimension == 2
 
 
 def test_a_training_set_may_be_a_table_with_its_columns_in_another_order(run, tmp_path, calibration):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.calibrators.base import CalibratorState, check_at_least_two, fitted
-from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, FindSize, select_one_se
+from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, select_one_se
 from kcal.calibrators.explain import Attribution, attribute_kcal
 from kcal.calibrators.fit_warnings import (
     are_few,
@@ -249,8 +249,6 @@ class KCal(KernelCalibrator):
         Every search, and the bandwidth in use: whether it is of a search, of the power law, or given.
     projection_ : nn.Module
         Π in use.
-    dimension_ : int
-        Dimension of the projected space.
     training_curve_ : TrainingCurve or None
         Loss of the projection's training.
     support_size_ : int
@@ -287,7 +285,6 @@ class KCal(KernelCalibrator):
 
     model_class = KCalModel
     projection_ = fitted("projection")
-    dimension_ = fitted("dimension")
     compression_ = fitted("compression")
     projection: Any = "skip"
     dimension: int | str = "auto"
@@ -470,23 +467,21 @@ class KCal(KernelCalibrator):
 
     def _check_training_set(self, embeddings: Any, labels: Any, groups: Any, like: torch.Tensor) -> Samples | None:
         """Return the training set on the device and in the precision of the calibration rows; None without one."""
-        if embeddings is None:
-            for name, values in (("train_labels", labels), ("train_groups", groups)):
-                if values is not None:
-                    raise InvalidInputError(name, "need train_embeddings", remedy="Pass both, or neither.")
+        if embeddings is None and labels is None and groups is None:
             return None
-        if labels is None:
-            raise InvalidInputError("train_embeddings", "needs train_labels, one per row", got="None")
-        columns, names = column_names(embeddings), getattr(self, "feature_names_in_", [])
-        if columns and len(names) and columns != list(names):
+        if embeddings is None or labels is None:
+            given, missing = sorted(("train_embeddings", "train_labels"), reverse=embeddings is None)
+            raise InvalidInputError(given, f"need {missing}", remedy="Pass both, or neither.")
+        columns, names = column_names(embeddings), list(getattr(self, "feature_names_in_", []))
+        if columns and names and columns != names:
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
         if not self.uses_training_set:
-            name = "a frozen module" if isinstance(self.projection, nn.Module) else repr(self.projection)
-            expected = f"are of no use with projection={name}: there is nothing to learn"
+            expected = f"are of no use with projection={shown(self.projection)}: there is nothing to learn"
             raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
-        logits, owner = self.inputs == "logits", "the calibration set"
-        checked = check_matrix(embeddings, "train_embeddings", columns=self.n_features_in_, owner=owner, logits=logits)
-        checked = check_scores(embeddings, checked, "logits") if logits else checked
+        is_logits = self.inputs == "logits"
+        options: dict[str, Any] = {"columns": self.n_features_in_, "owner": "the calibration set", "logits": is_logits}
+        checked = check_matrix(embeddings, "train_embeddings", **options)
+        checked = check_scores(embeddings, checked, "logits") if is_logits else checked
         rows = self.as_embeddings(checked).to(device=like.device, dtype=like.dtype)
         return check_samples(rows, labels, groups=groups, names=("train_labels", "train_groups"))
 
@@ -641,11 +636,6 @@ class KCal(KernelCalibrator):
         )
         return self._compressed(fit, select_one_se, options)
 
-    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
-        if groups is not None:
-            raise InvalidInputError("groups", "must be left out: a KCal has those of its fit")
-        return super()._compressed(fit, find_size, options)
-
     # Files and parameters
 
     def _stored_parameters(self) -> dict[str, Any]:
@@ -723,19 +713,12 @@ def hold_out_half(samples: Samples, seed: int) -> tuple[Samples, Samples]:
     """Return half of the calibration set to train a projection on, and the samples that are left; warn of it."""
     n_groups = None if samples.groups is None else len(np.unique(samples.groups))
     if n_groups is not None and n_groups < 4:
-        raise InvalidInputError(
-            "groups",
-            "must be at least four to hold out half of them for the projection",
-            got=str(n_groups),
-            remedy="Pass a training set, or a projection that needs none.",
-        )
+        expected = "must be at least four to hold out half of them for the projection"
+        raise InvalidInputError("groups", expected, got=str(n_groups), remedy="Pass a training set.")
     training, kept = samples.halves(seed)
     if len(np.unique(training.codes)) < 2:
-        raise InvalidInputError(
-            "train_embeddings",
-            f"are needed: half of {len(samples)} samples holds fewer than two classes to learn from",
-            remedy='Pass train_embeddings and train_labels, a fitted projection, or projection="identity".',
-        )
+        expected = f"are needed: half of {len(samples)} samples holds fewer than two classes to learn from"
+        raise InvalidInputError("train_embeddings", expected, remedy='Pass them, or projection="identity".')
     warn_of_held_out(len(training), len(kept))
     return training, kept
 

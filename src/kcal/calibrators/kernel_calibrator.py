@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -42,6 +42,7 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
     check_device,
+    check_groups,
     check_ids,
     check_integer,
     check_labels,
@@ -192,7 +193,7 @@ class KernelCalibrator(Calibrator):
     def _predict(self, X: Any, logits: Any) -> Prediction:
         fit = self._latest()
         *inputs, kind = self._check_inputs(fit, X, logits)
-        self._warn_known_rows(fit, inputs)
+        warn_of_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
         with torch.no_grad():
             return Prediction(fit.model.in_blocks(*inputs), fit.classes, kind)
 
@@ -205,10 +206,6 @@ class KernelCalibrator(Calibrator):
             raise InvalidInputError("logits", expected, remedy="Leave them out.")
         rows, kind = self._check_rows(X)
         return (None, rows, kind) if self.inputs == "logits" else (rows, None, kind)
-
-    def _warn_known_rows(self, fit: Fit, inputs: Sequence[torch.Tensor | None]) -> None:
-        rows = next(part for part in inputs if part is not None)
-        warn_of_known_rows(known_rows(fit, rows), self._known_rows_remedy)
 
     @without_autocast()
     def log_evidence(self, X: Any) -> Any:
@@ -255,7 +252,7 @@ class KernelCalibrator(Calibrator):
         fit = self._latest()
         *inputs, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
-        self._warn_known_rows(fit, inputs)
+        warn_of_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
         with torch.no_grad():
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 
@@ -315,7 +312,7 @@ class KernelCalibrator(Calibrator):
         min_cluster_size : int
             Samples that a centroid stands for at least, where its class has as many.
         groups : (n,) array, optional
-            Groups of the calibration samples of positive weight, in the order of the fit; by default those of the fit.
+            Groups of the support samples, in the order of ``support_indices_``; by default those of the fit.
         """
         other = self.snapshot()
         find_size = check_target(size, max_loss_increase)
@@ -326,7 +323,9 @@ class KernelCalibrator(Calibrator):
     def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
         """Return the fit with a smaller support; the same one if that has all samples."""
         complete = fit.complete
-        if groups is None and fit.samples is not None:
+        if groups is not None:
+            groups = check_groups(groups, len(complete.estimate.points))
+        elif fit.samples is not None:
             groups = fit.samples.groups
         with threads_for(0):
             estimate, trial = compress_model(complete.estimate, groups, find_size, options)
@@ -421,12 +420,12 @@ class KernelCalibrator(Calibrator):
     @property
     def has_groups_(self) -> bool:
         """Whether the samples have groups: new ones need them too."""
-        return self._open_table().groups is not None
+        return self._samples_of(self._built()).groups is not None
 
     @property
     def has_own_ids_(self) -> bool:
         """Whether the fit was given ids; otherwise samples are known by the numbers of their rows."""
-        return self._open_table().counters.own_ids
+        return self._built().counters.own_ids
 
     @property
     def current_ids_(self) -> list[Any]:
@@ -627,14 +626,6 @@ class KernelCalibrator(Calibrator):
 def is_current(fit: Fit, table: SampleTable, *, search: bool) -> bool:
     """Return whether a fit is of the present samples and, with ``search``, no search is due."""
     return fit.version == table.version and not (search and fit.is_search_due)
-
-
-def known_rows(fit: Fit, rows: torch.Tensor) -> NDArray[np.bool_]:
-    """Return for each row whether it is one of the fit."""
-    prints = row_fingerprints(rows)
-    places = np.searchsorted(fit.fingerprints, prints).clip(max=len(fit.fingerprints) - 1)
-    known: NDArray[np.bool_] = fit.fingerprints[places] == prints
-    return known
 
 
 def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:

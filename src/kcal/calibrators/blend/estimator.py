@@ -20,7 +20,6 @@ from kcal.calibrators.base import (
 )
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
-from kcal.calibrators.compress import CompressionOptions, FindSize
 from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
 from kcal.calibrators.kernel_model import compares_lengths, sorted_support
@@ -36,7 +35,6 @@ from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
-    check_groups,
     check_integer,
     column_names,
     parameter,
@@ -304,11 +302,6 @@ class KCalBlend(KernelCalibrator):
                 lowest = float(to_log_probs(samples.logits, model.representation).min())
                 model = model.changed({"min_log_prob": model.min_log_prob.clamp_min(lowest)})
         return replace(fit, model=model, history=history, is_search_due=is_due)
-
-    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
-        keys = None if groups is None else check_groups(groups, len(fit.model.estimate.points))
-        compressed = super()._compressed(fit, find_size, options, keys)
-        return replace(compressed, curve=fit.curve)
 
     # Files and parameters
 

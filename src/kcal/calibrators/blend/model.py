@@ -245,21 +245,20 @@ class LinearHead(CalibrationModel):
         if not is_layer and not (isinstance(head, tuple | list) and len(head) == 2):
             raise InvalidInputError("head", HEADS, got=shown(head))
         weight, bias = (head.weight, head.bias) if is_layer else head
-        given = (weight,) if bias is None else (weight, bias)
-        parts = [to_numbers(part, "head").astype(np.float64, order="C") for part in given]
+        parts = [
+            to_numbers(part, "head").astype(np.float64) for part in ((weight,) if bias is None else (weight, bias))
+        ]
         if is_layer and np.prod(parts[0].shape[2:]) == 1:
             parts[0] = parts[0].reshape(parts[0].shape[:2])
         shapes = [part.shape for part in parts]
-        if len(shapes[0]) != 2 or not shapes[0][0] or shapes[1:] not in ([], [shapes[0][:1]]):
-            raise InvalidInputError("head", HEADS, got=f"shapes {' and '.join(map(str, shapes))}")
-        if shapes[0][1] != n_features:
-            expected = f"must take the features of X, {n_features:,} of them"
-            raise InvalidInputError("head", expected, got=f"one of {shapes[0][1]:,} features")
+        if shapes[0][1:] != (n_features,) or not shapes[0][0] or shapes[1:] not in ([], [shapes[0][:1]]):
+            got = f"shapes {' and '.join(map(str, shapes))} for {n_features:,} features of X"
+            raise InvalidInputError("head", HEADS, got=got)
         if not all((np.abs(part) <= LARGEST).all() for part in parts):  # False for NaN
             raise InvalidInputError("head", f"must have finite entries of at most {LARGEST:g}", got="others")
         if len(parts[0]) == 1:
             parts = [np.concatenate([np.zeros_like(part), part]) for part in parts]
-        made = cls(n_classes=len(parts[0]), n_features=n_features, has_bias=len(parts) == 2)
+        made = cls(n_classes=len(parts[0]), n_features=n_features, has_bias=bias is not None)
         return made.fill(**dict(zip(("weight", "bias"), parts, strict=False)))
 
 
