@@ -52,21 +52,21 @@ def _default(annotation: Any) -> Any:
     return False if annotation.__origin__ is bool else None
 
 
-_input = partial(_argument, exists=True)
 _main = partial(_option, None)
-_input_option = partial(_option, None, exists=True)
+INPUTS = ("model", "data", "calibration", "train", "before", "pool", "out_of_scope", "tasks")
+"""Arguments and options that are files or folders to read."""
 
 DATA_FILE = "An npz, npy, parquet or csv file, or a folder of kcal.extract."
 SeveralData = Annotated[
     Path, _argument("DATA", "An npz, npy, parquet or csv file; a folder of parquet or kcal.extract; 'data/*.parquet'.")
 ]
-Data = Annotated[Path, _input("DATA", DATA_FILE)]
-TestData = Annotated[File, _input("DATA", DATA_FILE)]
-Calibration = Annotated[Path, _input("CALIBRATION", f"Data to fit on. {DATA_FILE}")]
-Model = Annotated[Path, _input("MODEL", "A file that kcal fit wrote.")]
-Evaluated = Annotated[Path, _input("MODEL", "A model of kcal fit; or, without DATA, a file of probabilities.")]
+Data = Annotated[Path, _argument("DATA", DATA_FILE)]
+TestData = Annotated[File, _argument("DATA", DATA_FILE)]
+Calibration = Annotated[Path, _argument("CALIBRATION", f"Data to fit on. {DATA_FILE}")]
+Model = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote.")]
+Evaluated = Annotated[Path, _argument("MODEL", "A model of kcal fit; or, without DATA, a file of probabilities.")]
 Task = Annotated[Path, _argument("NAME.npz", "The task to make or to check.")]
-Tasks = Annotated[File, _input("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
+Tasks = Annotated[File, _argument("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
 MethodName = Annotated[Text, _argument("NAME", "A method, to show its parameters.")]
 
 PredictionsOut = Annotated[Path, _main("FILE", "File to write; a folder for several files or on Ray.", "--out", "-o")]
@@ -86,7 +86,7 @@ Reduction = Annotated[
     str, _main("NAME", "kmeans, kernel-thinning, herding or random. (default: kmeans)", "--method", "-m")
 ]
 MinClusterSize = Annotated[int, _main("N", "Samples that a mean stands for at least. (default: 1)")]
-VerifyData = Annotated[File, _input_option("DATA", f"Rows to verify the file with. {DATA_FILE}")]
+VerifyData = Annotated[File, _main("DATA", f"Rows to verify the file with. {DATA_FILE}")]
 Tolerance = Annotated[Number, _main("X", "Largest difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
 Engine = Annotated[str, _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")]
 Address = Annotated[
@@ -95,8 +95,8 @@ Address = Annotated[
 Workers = Annotated[Integer, _main("N", "Processes on Ray. (default: as many as it has room for)", min=1)]
 Evidence = Annotated[bool, _main(None, "Add evidence: the share of calibration samples with less of it.", "--evidence")]
 Methods = Annotated[str, _main("A,B,C", "Methods to fit, or all. (default: ts,sms,kcal-blend)")]
-Before = Annotated[File, _input_option("FILE", "Probabilities to compare with, in place of the network's.")]
-Train = Annotated[File, _input_option("FILE", "Outputs for the network's training data, to learn the projection from.")]
+Before = Annotated[File, _main("FILE", "Probabilities to compare with, in place of the network's.")]
+Train = Annotated[File, _main("FILE", "Outputs for the network's training data, to learn the projection from.")]
 TrainLabels = Annotated[Text, _main("NAME", "Labels of the training data. (default: as --labels)")]
 
 ExplainedRows = Annotated[list[int] | None, _main("N", "Row to explain, from 0; repeatable.", "--row", min=0)]
@@ -110,8 +110,8 @@ BenchMethods = Annotated[Text, _main("A,B,C", f"Methods, or all. (default: {_PAP
 Splits = Annotated[int, _main("N", "Splits of each pool into calibration and test. (default: 10)", min=1)]
 SplitSeed = Annotated[int, _main("N", "Same seed, same splits and results. (default: 0)", "--seed", min=0)]
 Jobs = Annotated[Integer, _main("N", "Worker processes. (default: one per core)", min=1)]
-Pool = Annotated[File, _input_option("FILE", "Outputs for data that it never saw.")]
-OutOfScope = Annotated[File, _input_option("FILE", "Outputs for inputs that belong to no class.")]
+Pool = Annotated[File, _main("FILE", "Outputs for data that it never saw.")]
+OutOfScope = Annotated[File, _main("FILE", "Outputs for inputs that belong to no class.")]
 Share = Annotated[Number, _main("SHARE", "Share of the pool that calibrates in each split. (default: 0.3)")]
 GroupShare = Annotated[
     Number, _main("SHARE", "Share of the groups that calibrate in grouped splits. (default: --share)")

@@ -52,10 +52,8 @@ def predict(
     if engine == "ray" or is_several(data):
         return predict_files(model, data, out, evidence, engine, (workers, address), shared)
     suffix = out.suffix.lower()
-    check_options(
-        (not data.exists(), f"DATA {str(data)!r} does not exist."),
-        (evidence and suffix == ".npy", "--evidence has no effect: npy files have only probabilities. Use npz."),
-    )
+    unused = evidence and suffix == ".npy"
+    check_options((unused, "--evidence has no effect: npy files have only probabilities. Use npz."))
     check_writable(out, FORMATS, inputs=(model, data))
     from rich.filesize import decimal
 
