@@ -15,7 +15,7 @@ import typer
 from kcal import KCalBlend, plots
 from kcal.benchmark.results import MAIN_METRICS
 from kcal.cli.demonstration import draw, evaluate_test, run_methods
-from kcal.cli.tables import method_title
+from kcal.cli.evaluate import method_title
 from kcal.datasets import Example, load_example
 from kcal.files import write_whole
 from kcal.metrics import METRICS, Evaluation

@@ -215,6 +215,6 @@ def run_page(
 def small_example() -> Iterator[None]:
     """Let the package use the first rows of its example."""
     with contextlib.ExitStack() as stack:
-        for place in ("kcal", "kcal.cli.demonstration", "kcal.benchmark.tasks"):
+        for place in ("kcal", "kcal.benchmark.tasks"):
             stack.enter_context(patch(f"{place}.load_example", load_small_example))
         yield

@@ -24,7 +24,7 @@ from kcal.calibrators import (
 )
 from kcal.calibrators import gp as gaussian_process
 from kcal.calibrators import order_preserving as order_training
-from kcal.cli.parameters import parse_methods
+from kcal.cli.evaluate import parse_methods
 from kcal.errors import InvalidInputError
 from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 

@@ -24,7 +24,7 @@ from kcal.cli.demonstration import CODE, program
 def _small(short_trainings: None) -> Iterator[None]:
     """Let the demo take the first rows of the example, and train with few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["kcal.cli.demonstration"], "load_example", load_small_example)
+        patch.setattr(kcal, "load_example", load_small_example)
         yield
 
 
@@ -32,7 +32,7 @@ def _small(short_trainings: None) -> Iterator[None]:
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the demo take fewer rows still, where its numbers do not matter."""
     tiny = partial(load_small_example, 600, 400)
-    monkeypatch.setattr(sys.modules["kcal.cli.demonstration"], "load_example", tiny)
+    monkeypatch.setattr(kcal, "load_example", tiny)
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +191,8 @@ def test_quiet_writes_the_files_and_prints_nothing(tmp_path, monkeypatch):
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")])
-    assert result.exit_code == 1
-    assert "is not a folder" in result.stderr
+    assert result.exit_code == 2
+    assert "--out must be a folder" in result.stderr
 
 
 def test_commands_name_the_program_so_that_a_shell_finds_it(monkeypatch, tmp_path):

@@ -1,42 +1,65 @@
+"""``kcal evaluate`` and ``kcal compare``: the figures are those of the library."""
+
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from animals import ANIMALS, blobs, columns_of, write_columns
 
 import kcal
+from kcal.calibrators import METHODS, make_calibrator
 
 CODES = np.arange(60) % 3
+TABLE = ("--embeddings", "e_*", "--logits", "z_*")
 
 
-def figures(run, *words: object) -> dict[str, dict[str, float]]:
-    """The metrics; their intervals are drawn too, but as few resamples as there may be."""
-    run("evaluate", *words, "--resamples", 20, "--json", "figures.json")
-    return json.loads(Path("figures.json").read_text())["metrics"]
+def figures(run, *words: object, command: str = "evaluate") -> dict[str, Any]:
+    return json.loads(run(command, *words, "--json", "-").stdout)
 
 
-def test_the_metrics_are_those_of_the_library_before_and_after(run, model, test_set):
-    arrays = blobs(60, 2)
-    found = figures(run, model, test_set)
-    after = kcal.evaluate(kcal.load(model).predict_proba(arrays["embeddings"]), CODES)
-    before = kcal.evaluate(kcal.Uncalibrated().fit(arrays["logits"], CODES).predict_proba(arrays["logits"]), CODES)
-    assert found == {"uncal": pytest.approx(before.as_dict()), "kcal": pytest.approx(after.as_dict())}
+def metrics(run, *words: object, **options: str) -> dict[str, dict[str, float]]:
+    return figures(run, *words, "--no-intervals", **options)["metrics"]
 
 
-def test_the_table_shows_metrics_with_their_direction(run, model, test_set):
+@pytest.fixture
+def probabilities(model) -> np.ndarray:
+    return kcal.load(model).predict_proba(blobs(60, 2)["embeddings"])
+
+
+def test_metrics_and_intervals_are_those_of_the_library_before_and_after(run, model, test_set, probabilities):
+    found = figures(run, model, test_set, "--confidence", "0.8", "--resamples", "40", "--seed", "3")
+    logits = blobs(60, 2)["logits"]
+    network = kcal.Uncalibrated().fit(logits, CODES).predict_proba(logits)
+    for name, probs in (("uncal", network), ("kcal", probabilities)):
+        expected = kcal.evaluate(probs, CODES, confidence=0.8, resamples=40, seed=3)
+        assert found["metrics"][name] == pytest.approx(expected.metrics)
+        assert found["debiased"][name] == pytest.approx(expected.debiased)
+        assert found["intervals"][name] == {key: pytest.approx(list(ends)) for key, ends in expected.intervals.items()}
+    assert (found["n_samples"], found["confidence"], found["model"]) == (60, 0.8, str(model))
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_table_has_values_debiased_errors_and_intervals_at_any_width(
+    run, model, calibration, test_set, probabilities, monkeypatch, width
+):
+    monkeypatch.setenv("COLUMNS", str(width))
+    expected = kcal.evaluate(probabilities, CODES, confidence=0.95)
     output = run("evaluate", model, test_set).stdout
-    for text in (
-        "no calibration",
-        "KCal",
-        "accuracy, % ↑",
-        "class-wise calibration error, % ↓",
-        "negative log-likelihood ↓",
-        "60 samples, 3 classes",
-    ):
-        assert text in output
+    low, high = expected.intervals["negative_log_likelihood"]
+    assert f"[{low:.4f}, {high:.4f}]" in output
+    assert f"{100 * expected.debiased['expected_calibration_error']:.2f}" in output
+    output += run("compare", calibration, test_set, "--methods", "ts,ets,vector,platt,beta", "--resamples", 20).stdout
+    for text in ("accuracy, % ↑", "ECE, % ↓", "NLL ↓", "60 samples, 3 classes"):
+        assert " ".join(text.split()) in " ".join(output.split()) or width == 80
+    assert "…" not in output
+    assert max(len(line) for line in output.splitlines()) <= width
+    assert "[" not in run("evaluate", model, test_set, "--no-intervals").stdout
+    assert run("evaluate", model, test_set, "--quiet").stdout == ""
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
@@ -46,203 +69,225 @@ def test_every_format_gives_the_same_figures(run, model, test_set, tmp_path, suf
         np.save(data, arrays["embeddings"])
         np.save("labels.npy", arrays["labels"])
         np.save("logits.npy", arrays["logits"])
-        options = ["--labels", "labels.npy", "--logits", "logits.npy", "--classes", "cat,dog,owl"]
+        options = ("--labels", "labels.npy", "--logits", "logits.npy", "--classes", "cat,dog,owl")
     else:
+        options = TABLE
         write_columns(data, columns_of(arrays))
-        options = ["--feature-columns", "e_*", "--logit-columns", "z_*"]
-    expected = figures(run, model, test_set)
-    found = figures(run, model, data, *options)
+    expected, found = metrics(run, model, test_set), metrics(run, model, data, *options)
     for method in ("uncal", "kcal"):
         assert found[method] == pytest.approx(expected[method], rel=1e-4)
 
 
-def test_data_that_the_model_was_fitted_on_are_refused_with_3(run, model, calibration):
-    result = run("evaluate", model, calibration, code=3)
+@pytest.mark.parametrize("method", ["kcal-logits", "kcal-blend", "kcal"])
+def test_rows_that_the_model_was_fitted_on_are_rejected_with_3(run, calibration, tmp_path, method):
+    projection = () if method == "kcal-blend" else ("--projection", "identity")
+    run("fit", calibration, "-o", "m.kcal", "-m", method, *projection)
+    result = run("evaluate", "m.kcal", calibration, code=3)
     assert "90 of the 90 rows" in result.stderr
-    assert "--allow-overlap" in result.stderr
     assert result.stdout == ""
-
-
-def test_one_row_of_the_calibration_set_is_enough_to_refuse_in_any_format_and_precision(run, model, tmp_path):
-    test, calibration = blobs(60, 2), blobs(90, 1)
-    test["embeddings"][7] = calibration["embeddings"][3]
+    assert (
+        "warning: 90 of 90 rows" in run("evaluate", "m.kcal", calibration, "--allow-overlap", "--no-intervals").stderr
+    )
+    test = blobs(60, 2)
+    for key in ("embeddings", "logits"):
+        test[key][7] = blobs(90, 1)[key][3]
     write_columns(tmp_path / "test.csv", columns_of(test))
-    message = run("evaluate", model, "test.csv", "--feature-columns", "e_*", code=3).stderr
-    assert "1 of the 60 rows" in message
+    words = {"kcal": TABLE, "kcal-blend": TABLE, "kcal-logits": TABLE[2:]}[method]
+    assert "1 of the 60 rows" in run("evaluate", "m.kcal", "test.csv", *words, code=3).stderr
 
 
-def test_overlap_can_be_allowed_and_is_still_named(run, model, calibration):
-    assert "warning: 90 of 90 rows" in run("evaluate", model, calibration, "--allow-overlap").stderr
-
-
-def test_overlap_is_seen_for_kcal_on_logits_whatever_is_added_to_a_row(run, calibration):
-    run("fit", calibration, "-o", "m.kcal", "-m", "kcal-logits", "--projection", "identity")
-    run("evaluate", "m.kcal", calibration, code=3)
-
-
-def test_logits_whose_columns_have_no_names_are_left_out_with_a_line(run, calibration, model):
+def test_logits_of_an_unknown_order_are_left_out_with_a_warning(run, model):
     arrays = blobs(60, 2)
+    np.savez("odd.npz", **arrays | {"logits": arrays["logits"][:, :2]})
     del arrays["classes"]
     np.savez("data.npz", **arrays)
-    result = run("evaluate", model, "data.npz")
-    assert "it is unknown which column" in result.stderr
-    assert "no calibration" not in result.stdout
+    for name in ("data.npz", "odd.npz"):
+        result = run("evaluate", model, name, "--no-intervals")
+        assert "probabilities are left out" in result.stderr
+        assert "no calibration" not in result.stdout
 
 
-def test_numbered_labels_and_numbered_classes_need_no_names(run, tmp_path):
-    for name, seed, n in (("calibration", 1, 90), ("test", 2, 60)):
-        arrays = blobs(n, seed, names=False)
-        del arrays["classes"]
-        np.savez(f"{name}.npz", **arrays)
-    run("fit", "calibration.npz", "-o", "m.kcal", "-m", "kcal", "--projection", "identity")
-    assert set(figures(run, "m.kcal", "test.npz")) == {"uncal", "kcal"}
-
-
-def test_a_model_of_numbered_classes_takes_numbered_labels_beside_names(run):
-    arrays = blobs(90, 1, names=False)
-    del arrays["classes"]
-    np.savez("calibration.npz", **arrays)
-    np.savez("test.npz", **blobs(60, 2, names=False))
-    run("fit", "calibration.npz", "-o", "m.kcal", "-m", "kcal", "--projection", "identity")
-    assert set(figures(run, "m.kcal", "test.npz")) == {"uncal", "kcal"}
-
-
-def test_logits_may_be_a_table_of_their_own_with_columns_called_by_class(run, model, test_set, tmp_path):
-    arrays = blobs(60, 2)
-    np.savez("data.npz", embeddings=arrays["embeddings"], labels=arrays["labels"])
-    columns = zip(ANIMALS, arrays["logits"].T, strict=True)
-    write_columns(tmp_path / "logits.csv", dict(reversed(list(columns))))
-    expected = figures(run, model, test_set)["uncal"]
-    assert figures(run, model, "data.npz", "--logits", "logits.csv")["uncal"] == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_model_on_logits_takes_no_other_logits(run, calibration, test_set):
+def test_columns_of_logits_go_by_class(run, model, test_set, tmp_path, calibration):
+    arrays, order = blobs(60, 2), [2, 0, 1]
+    expected = metrics(run, model, test_set)["uncal"]
+    np.savez("turned.npz", **arrays | {"logits": arrays["logits"][:, order], "classes": ANIMALS[order]})
+    assert metrics(run, model, "turned.npz")["uncal"] == pytest.approx(expected)
+    write_columns(tmp_path / "z.csv", {f"z_{ANIMALS[k]}": arrays["logits"][:, k] for k in order})
+    assert metrics(run, model, test_set, "--logits", "z.csv:z_*")["uncal"] == pytest.approx(expected, rel=1e-4)
     run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
-    assert "has no effect" in run("evaluate", "ts.kcal", test_set, "--logits", test_set, code=2).stderr
-
-
-def test_a_method_on_logits_has_its_before_from_the_same_logits(run, calibration, test_set):
-    run("fit", calibration, "-o", "ts.kcal", "-m", "ts")
-    found = figures(run, "ts.kcal", test_set)
-    assert list(found) == ["uncal", "ts"]
-    assert found["ts"]["negative_log_likelihood"] < found["uncal"]["negative_log_likelihood"]
-    run("fit", calibration, "-o", "uncal.kcal", "-m", "uncal")
-    assert list(figures(run, "uncal.kcal", test_set)) == ["uncal"]
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".parquet"])
-def test_probabilities_that_kcal_wrote_can_be_evaluated_without_the_model(run, model, test_set, suffix):
-    expected = figures(run, model, test_set)["kcal"]
-    run("predict", model, test_set, "-o", f"p{suffix}")
-    options = ["--classes", "cat,dog,owl"] if suffix == ".npy" else []
-    found = figures(run, f"p{suffix}", "--labels", test_set, *options)
-    assert found == {"probabilities": pytest.approx(expected, rel=1e-4)}
-
-
-def test_probabilities_of_anyone_are_columns_called_by_class(run, tmp_path):
-    write_columns(tmp_path / "p.csv", {"label": ["cat", "dog"], "dog": [0.2, 0.9], "cat": [0.8, 0.1]})
-    assert figures(run, "p.csv")["probabilities"]["accuracy"] == 1
-
-
-def test_what_are_not_probabilities_is_said(run, tmp_path):
-    np.save("p.npy", np.ones((4, 3)))
-    np.save("labels.npy", np.zeros(4, dtype=int))
-    assert "sum to 1" in run("evaluate", "p.npy", "--labels", "labels.npy", code=1).stderr
-
-
-def test_json_may_go_to_standard_output_alone(run, model, test_set):
-    parsed = json.loads(run("evaluate", model, test_set, "--json", "-").stdout)
-    assert parsed["n_samples"] == 60
-    assert parsed["model"] == str(model)
-
-
-def test_figures_that_do_not_exist_are_null(run, tmp_path):
-    write_columns(tmp_path / "p.csv", {"label": [0, 1], **{f"p_{k}": np.full(2, 1 / 200) for k in range(200)}})
-    found = figures(run, "p.csv", "--feature-columns", "p_*")["probabilities"]
-    assert found["classwise_calibration_error"] is None
-
-
-def test_a_weight_of_two_counts_as_two_rows(run, model):
-    arrays, weights = blobs(60, 2), np.ones(60)
-    weights[:20] = 2
-    np.savez("data.npz", **arrays, weights=weights)
-    probabilities = kcal.load(model).predict_proba(arrays["embeddings"])
-    expected = kcal.evaluate(probabilities, CODES, sample_weight=weights).as_dict()
-    found = figures(run, model, "data.npz")["kcal"]
-    assert found == pytest.approx(expected)
-    twice = np.r_[np.arange(60), np.arange(20)]
-    accuracy = kcal.evaluate(probabilities[twice], CODES[twice]).accuracy
-    assert found["accuracy"] == pytest.approx(accuracy)
-    assert found["accuracy"] != pytest.approx(kcal.evaluate(probabilities, CODES).accuracy)
-
-
-def test_labels_of_another_kind_or_unknown_are_named(run, model, tmp_path):
-    numbers = blobs(60, 2, names=False)
-    del numbers["classes"]
-    np.savez("numbers.npz", **numbers)
-    assert (
-        "labels must be in classes (3 of them); got 0 at row 0" in run("evaluate", model, "numbers.npz", code=1).stderr
-    )
-    np.savez("unknown.npz", **blobs(60, 2) | {"labels": np.full(60, "cow")})
-    assert "cow" in run("evaluate", model, "unknown.npz", code=1).stderr
-
-
-def test_a_model_alone_is_a_usage_error(run, model, test_set):
-    assert "needs DATA" in run("evaluate", model, code=2).stderr
-    run("evaluate", test_set, "--allow-overlap", code=2)
-
-
-def test_json_that_cannot_be_written_is_refused_before_the_work(run, model, test_set):
-    assert "Make the folder" in run("evaluate", model, test_set, "--json", "nowhere/f.json", code=2).stderr
+    assert metrics(run, "ts.kcal", "turned.npz") == {
+        name: pytest.approx(values) for name, values in metrics(run, "ts.kcal", test_set).items()
+    }
+    np.savez("other.npz", **arrays | {"classes": ["ant", "bee", "cow"]})
+    assert "ant, bee, cow" in run("evaluate", "ts.kcal", "other.npz", code=1).stderr
 
 
 def test_a_method_given_probabilities_has_its_before_from_them(run):
     for name, seed, n in (("calibration", 1, 90), ("test", 2, 60)):
         logits = blobs(n, seed)["logits"].astype(float)
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        shares = odds / odds.sum(axis=1, keepdims=True)
-        np.savez(f"{name}.npz", logits=shares, labels=ANIMALS[np.arange(n) % 3], classes=ANIMALS)
+        np.savez(
+            f"{name}.npz",
+            logits=odds / odds.sum(axis=1, keepdims=True),
+            labels=blobs(n, seed)["labels"],
+            classes=ANIMALS,
+        )
     run("fit", "calibration.npz", "-o", "ts.kcal", "-m", "ts", "--representation", "probabilities")
-    found = figures(run, "ts.kcal", "test.npz")
+    found = metrics(run, "ts.kcal", "test.npz")
     assert found["uncal"]["negative_log_likelihood"] > found["ts"]["negative_log_likelihood"]
 
 
-def probabilities_csv(path, labels, *, order=slice(None), names=("a", "b", "c"), with_labels=True):
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".parquet"])
+def test_probabilities_that_kcal_wrote_can_be_evaluated_without_the_model(run, model, test_set, suffix):
+    expected = metrics(run, model, test_set)["kcal"]
+    run("predict", model, test_set, "-o", f"p{suffix}")
+    options = ("--classes", "cat,dog,owl") if suffix == ".npy" else ()
+    assert metrics(run, f"p{suffix}", "--labels", test_set, *options) == {
+        "probabilities": pytest.approx(expected, rel=1e-4)
+    }
+    found = metrics(run, model, test_set, "--before", f"p{suffix}")
+    assert list(found) == ["before", "kcal"]
+    assert found["before"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_probabilities_of_anyone_are_named_by_a_pattern(run, tmp_path):
+    write_columns(tmp_path / "p.csv", {"label": ["cat", "dog"], "dog": [0.2, 0.9], "cat": [0.8, 0.1]})
+    assert metrics(run, "p.csv", "--probabilities", "*")["probabilities"]["accuracy"] == 1
+    assert "--probabilities" in run("evaluate", "p.csv", code=1).stderr
+    np.save("ones.npy", np.ones((2, 3)))
+    assert "sum to 1" in run("evaluate", "ones.npy", "--labels", "p.csv", "--classes", "cat,dog,owl", code=1).stderr
+
+
+def test_figures_that_do_not_exist_are_null(run, tmp_path):
+    write_columns(tmp_path / "p.csv", {"label": [0, 1], **{f"p_{k}": np.full(2, 1 / 200) for k in range(200)}})
+    assert metrics(run, "p.csv")["probabilities"]["classwise_calibration_error"] is None
+
+
+def probabilities_csv(path: Path, order: slice = slice(None), names: str = "abc", **columns: Any) -> Path:
     """Sixty rows of probabilities, the label's class at 0.8; columns p_a and so on."""
-    probs = np.full((60, 3), 0.1)
-    probs[np.arange(60), labels] = 0.8
-    columns = {f"p_{name}": probs[order, k] for k, name in enumerate(names)}
-    if with_labels:
-        columns["label"] = np.array(["a", "b", "c"])[labels][order].tolist()
-    return write_columns(path, columns)
+    probs = np.full((60, 3), 0.1) + 0.7 * np.eye(3)[CODES]
+    columns = {"label": np.array(list("abc"))[CODES][order]} | columns
+    return write_columns(path, columns | {f"p_{name}": probs[order, k] for k, name in enumerate(names)})
 
 
-def test_rows_of_before_that_contradict_those_of_after_are_refused(run, tmp_path):
-    labels = np.arange(60) % 3
-    after = probabilities_csv(tmp_path / "after.csv", labels)
-    turned = probabilities_csv(tmp_path / "turned.csv", labels, order=slice(None, None, -1))
-    assert "in the same order; row 0 is 'a' there; got 'c'" in run("evaluate", after, "--before", turned, code=1).output
-    run("evaluate", after, "--before", probabilities_csv(tmp_path / "same.csv", labels), "--no-intervals")
-    other = probabilities_csv(tmp_path / "other.csv", labels, names=("x", "b", "c"), with_labels=False)
-    assert "has columns for x, b, c, but the classes are a, b, c" in " ".join(
-        run("evaluate", after, "--before", other, code=1).output.split()
-    )
+def test_rows_of_before_that_contradict_those_of_after_are_rejected(run, tmp_path):
+    after = probabilities_csv(tmp_path / "after.csv")
+    turned = probabilities_csv(tmp_path / "turned.csv", slice(None, None, -1))
+    assert "same order" in run("evaluate", after, "--before", turned, code=1).stderr
+    other = probabilities_csv(tmp_path / "other.csv", names="xbc")
+    assert "x, b, c" in run("evaluate", after, "--before", other, code=1).stderr
+    short = probabilities_csv(tmp_path / "short.csv", slice(30))
+    assert "must have 60 rows" in run("evaluate", after, "--before", short, code=1).stderr
+    probabilities_csv(tmp_path / "same.csv", id=np.arange(60))
+    for ids, code in ((np.arange(60)[::-1], 1), (np.arange(60), 0)):
+        probabilities_csv(tmp_path / "ids.csv", id=ids)
+        run("evaluate", "ids.csv", "--before", "same.csv", "--no-intervals", code=code)
 
 
-def test_classes_that_contradict_the_columns_are_refused(run, tmp_path):
-    after = probabilities_csv(tmp_path / "after.csv", np.arange(60) % 3)
-    result = run("evaluate", after, "--classes", "c,b,a", code=1)
-    assert "--classes must follow the columns, which are called a, b, c in this order; got c, b, a" in " ".join(
-        result.output.split()
-    )
-    run("evaluate", after, "--classes", "a,b,c", "--no-intervals")
+def test_groups_are_resampled_whole_and_weights_count(run, model, test_set, probabilities):
+    groups, weights = np.repeat(np.arange(6), 10), np.where(np.arange(60) < 20, 2.0, 1.0)
+    expected = kcal.evaluate(probabilities, CODES, confidence=0.95, groups=groups, resamples=40, sample_weight=weights)
+    np.savez("grouped.npz", **blobs(60, 2), groups=groups, weights=weights)
+    np.savez("other.npz", patient=groups, w=weights)
+    named = (test_set, "--groups", "other.npz:patient", "--weights", "other.npz:w")
+    for words in (("grouped.npz",), named):
+        found = figures(run, model, *words, "--resamples", "40")
+        assert found["metrics"]["kcal"] == pytest.approx(expected.metrics)
+        assert found["intervals"]["kcal"]["accuracy"] == pytest.approx(list(expected.intervals["accuracy"]))
 
 
-def test_rows_of_weight_0_are_not_counted_for_intervals(run, tmp_path):
-    labels = np.arange(60) % 3
-    path = probabilities_csv(tmp_path / "data.csv", labels)
-    text = path.read_text().splitlines()
-    path.write_text("\n".join([f"{text[0]},weight", f"{text[1]},1", *(f"{line},0" for line in text[2:])]) + "\n")
-    result = run("evaluate", path)
-    assert "only one sample to resample" in result.output
-    assert "100.00" in result.output
+def test_a_single_sample_or_group_has_no_intervals_and_a_warning_says_so(run, tmp_path):
+    probabilities_csv(tmp_path / "group.csv", group=np.zeros(60, dtype=int))
+    probabilities_csv(tmp_path / "weight.csv", weight=np.eye(1, 60)[0])
+    for name in ("group.csv", "weight.csv"):
+        assert "no confidence intervals" in run("evaluate", name).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("evaluate model.kcal", "needs DATA"),
+        ("evaluate test.npz --allow-overlap", "--allow-overlap"),
+        ("evaluate model.kcal test.npz --no-intervals --resamples 50", "--no-intervals"),
+        ("evaluate model.kcal test.npz --no-intervals --groups ids", "--no-intervals"),
+        ("evaluate model.kcal test.npz --confidence 95", "--confidence"),
+        ("evaluate model.kcal test.npz --resamples 5", "--resamples"),
+        ("evaluate model.kcal test.npz --pictures 3", "--report"),
+        ("evaluate model.kcal test.npz --probabilities p", "--probabilities"),
+        ("evaluate model.kcal test.npz --classes a,b", "--classes"),
+        ("evaluate model.kcal test.npz --report model.kcal", "--report"),
+        ("compare calibration.npz", "DATA"),
+        ("compare calibration.npz test.npz --methods ts,hal", "'hal' is not one of all, uncal"),
+        ("compare calibration.npz test.npz --methods ts,ts", "more than once"),
+        ("compare calibration.npz test.npz --methods ts,sms --train calibration.npz", "--train"),
+    ],
+)
+def test_wrong_options_are_named(run, model, calibration, test_set, words, message):
+    assert message in run(*words.split(), code=2).stderr
+
+
+def test_labels_of_another_kind_or_unknown_are_named(run, model):
+    numbers = blobs(60, 2, names=False)
+    np.savez("numbers.npz", embeddings=numbers["embeddings"], labels=numbers["labels"])
+    assert "labels" in run("evaluate", model, "numbers.npz", code=1).stderr
+    assert metrics(run, model, "numbers.npz", "--classes", "cat,dog,owl")["kcal"]
+    np.savez("unknown.npz", **blobs(60, 2) | {"labels": np.full(60, "cow")})
+    assert "cow" in run("evaluate", model, "unknown.npz", code=1).stderr
+
+
+def test_compared_methods_are_each_what_the_library_gives(run, calibration, test_set):
+    found = metrics(run, calibration, test_set, "--methods", "ts,beta,kcal,kcal-blend", command="compare")
+    assert list(found) == ["uncal", "ts", "beta", "kcal", "kcal-blend"]
+    one, other = (kcal.ClassifierOutputs(arrays["embeddings"], arrays["logits"], arrays["labels"])
+                  for arrays in (blobs(90, 1), blobs(60, 2)))  # fmt: skip
+    for name in ("ts", "beta", "kcal", "kcal-blend"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            calibrator = kcal.fit_on(make_calibrator(name), one, classes=ANIMALS)
+        expected = kcal.evaluate(kcal.predict_on(calibrator, other), CODES)
+        assert found[name] == pytest.approx(expected.metrics, abs=1e-6)
+
+
+def test_compare_reads_tables_in_any_order_and_a_training_set(run, tmp_path, calibration, test_set):
+    for name, rows, seed in (("calibration", 90, 1), ("test", 60, 2), ("train", 120, 3)):
+        columns = columns_of(blobs(rows, seed))
+        write_columns(tmp_path / f"{name}.csv", dict(reversed(columns.items())) if name == "test" else columns)
+    words = ("calibration.csv", "test.csv", "--methods", "ts,kcal-linear,kcal-blend", *TABLE)
+    found = metrics(run, *words, "--train", "train.csv", command="compare")
+    expected = metrics(run, calibration, test_set, "--methods", "ts,kcal-blend", command="compare")
+    for name in ("uncal", "ts", "kcal-blend"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+    without = metrics(run, *words, command="compare")["kcal-linear"]
+    assert without["negative_log_likelihood"] != found["kcal-linear"]["negative_log_likelihood"]
+
+
+@pytest.mark.usefixtures("short_solvers")
+def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_warning(run, test_set, calibration):
+    arrays = blobs(90, 1)
+    del arrays["embeddings"]
+    np.savez("logits.npz", **arrays)
+    assert "kcal: " in run("compare", "logits.npz", test_set, "--methods", "ts,kcal", code=1).stderr
+    result = run("compare", "logits.npz", test_set, "--methods", "all", "--no-intervals", "--json", "figures.json")
+    found = json.loads(Path("figures.json").read_text())["metrics"]
+    assert set(METHODS) - set(found) == {name for name, method in METHODS.items() if method.inputs != "logits"}
+    assert "kcal-linear is left out" in result.stderr
+    assert "kcal-paper" not in result.stderr  # it takes an hour: it is run if it is named, not among all
+    run("compare", calibration, calibration, "--methods", "ts", code=3)
+
+
+def test_without_logits_a_blend_is_compared_with_a_warning(run, tmp_path):
+    for name, rows, seed in (("calibration", 90, 1), ("test", 60, 2)):
+        np.savez(f"{name}.npz", **{key: values for key, values in blobs(rows, seed).items() if key != "logits"})
+    words = ("compare", "calibration.npz", "test.npz", "--no-intervals", "--methods")
+    assert "embeddings alone" in run(*words, "kcal-blend").stderr
+    assert "logits" in run(*words, "knn", code=1).stderr
+
+
+def test_a_report_shows_every_method_without_folders(run, calibration, test_set, tmp_path):
+    result = run("compare", calibration, test_set, "--methods", "ts,kcal", "--report", "page", "--pictures", "1",
+                 "--resamples", 20)  # fmt: skip
+    page = Path("page/report.html").read_text()
+    for text in ("no calibration", "temperature scaling", "KCal", "calibration.npz"):
+        assert text in page
+    assert str(tmp_path) not in page
+    assert "page/report.html" in result.stdout

@@ -95,7 +95,7 @@ def test_cells_that_a_spreadsheet_would_run_are_marked(run, tmp_path):
     run("fit", "odd.npz", "-o", "odd.kcal", "-m", "kcal", "--projection", "identity", "--quiet")
     new = blobs(3, 2)
     write_columns(tmp_path / "new.csv", columns_of(new) | {"id": np.array(["=a", "b", "-c"])})
-    run("explain", "odd.kcal", "new.csv", "--feature-columns", "e_*", "--csv", "why.csv")
+    run("explain", "odd.kcal", "new.csv", "--embeddings", "e_*", "--csv", "why.csv")
     columns = read_columns(Path("why.csv"))
     assert set(columns["row_id"]) == {"'=a", "b", "'-c"}
     assert set(columns["class"]) == {"'@cat", "'-dog", "'+owl"}
@@ -112,7 +112,7 @@ def test_cells_that_a_spreadsheet_would_run_are_marked(run, tmp_path):
         (("--id", "nobody"), 2, "--id must be an id that test.npz has once; got 'nobody', which it has 0 times"),
         (("--plot", "why.gif"), 2, "--plot must end in .png, .pdf, .svg"),
         (("--csv", "why.parquet"), 2, "--csv must end in .csv"),
-        (("--logits", "test.npz"), 2, "--logits has no effect here"),
+        (("--logits", "test.npz"), 2, "--logits would have no effect"),
         (("--json", "test.npz"), 2, "--json must not replace an input"),
     ],
 )

@@ -1,240 +1,264 @@
+"""``kcal fit``: the method, its parameters and its data are those of the library."""
+
 from __future__ import annotations
 
+import json
+import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from animals import ANIMALS, assert_same_model, blobs, columns_of, write_columns
 
 import kcal
+from kcal.calibrators import METHODS
+from kcal.projection import RECIPES, PaperRecipe
 
 QUICK = ("-m", "kcal", "--projection", "identity")
+TABLE = ("--embeddings", "e_*", "--logits", "z_*")
 
 
-def test_fit_writes_a_calibrator_that_equals_the_one_of_the_library(run, calibration, test_set):
-    run("fit", calibration, "--out", "model.kcal", *QUICK)
-    arrays = blobs(90, 1)
-    expected = kcal.KCal(projection="identity").fit(arrays["embeddings"], arrays["labels"], classes=ANIMALS)
-    queries = blobs(60, 2)["embeddings"]
-    np.testing.assert_array_equal(kcal.load("model.kcal").predict_proba(queries), expected.predict_proba(queries))
+def without(arrays: dict[str, np.ndarray], *keys: str) -> dict[str, np.ndarray]:
+    return {key: values for key, values in arrays.items() if key not in keys}
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".parquet"])
-def test_every_format_gives_the_same_calibrator(run, tmp_path, suffix):
-    arrays, path = blobs(90, 1), tmp_path / f"data{suffix}"
-    options: list[object] = []
-    if suffix == ".npz":
-        np.savez(path, **arrays)
-    elif suffix == ".npy":
-        np.save(path, arrays["embeddings"])
-        np.save("labels.npy", arrays["labels"])
-        options = ["--labels", "labels.npy"]
-    else:
-        write_columns(path, columns_of(arrays))
-        options = ["--feature-columns", "e_*"]
-    run("fit", path, "-o", "model.kcal", *QUICK, *options)
-    expected = kcal.KCal(projection="identity").fit(arrays["embeddings"], arrays["labels"])
-    queries = torch.from_numpy(blobs(60, 2)["embeddings"])
-    probabilities = kcal.load("model.kcal").predict_proba(queries)
-    np.testing.assert_allclose(probabilities, expected.predict_proba(queries), rtol=1e-3, atol=1e-6)
-
-
-def test_the_summary_names_classes_support_dimension_bandwidth_loss_and_size(run, calibration):
-    output = run("fit", calibration, "-o", "model.kcal", *QUICK).stdout
-    for text in ("cat, dog, owl", "90 samples", "5 → 5", "bandwidth", "leave-one-out log-loss", "kB"):
-        assert text in output
-
-
-def test_the_summary_gives_the_left_out_loss_of_a_given_bandwidth_too(run, calibration):
-    output = run("fit", calibration, "-o", "model.kcal", *QUICK, "--bandwidth", "0.8").stdout
-    loss = float(output.split("leave-one-out log-loss")[1].split()[0])
-    own = kcal.load("model.kcal").leave_one_out_proba_[np.arange(90), np.arange(90) % 3]
-    assert loss == pytest.approx(-np.log(own).mean(), abs=1e-4)
-
-
-def test_a_training_set_in_the_same_file_teaches_the_projection(run, tmp_path):
-    train = {f"train_{key}": array for key, array in blobs(150, 3).items() if key in ("embeddings", "labels")}
-    prefixed = {f"calibration_{key}": array for key, array in blobs(90, 1).items() if key != "classes"}
-    np.savez("all.npz", **prefixed, **train, classes=ANIMALS)
-    result = run("fit", "all.npz", "-o", "model.kcal", "--dimension", "2", "-m", "kcal-linear")
-    assert "held out" not in result.stderr
-    fitted = kcal.load("model.kcal")
-    assert len(fitted.support_indices_) == 90
-    assert fitted.model_.dimension == 2
-
-
-def test_a_training_set_may_be_a_table_with_its_columns_in_another_order(run, tmp_path, calibration):
-    columns, train = columns_of(blobs(90, 1)), columns_of(blobs(150, 3))
-    write_columns(tmp_path / "calibration.csv", columns)
-    write_columns(tmp_path / "train.csv", train)
-    write_columns(tmp_path / "turned.csv", dict(reversed(train.items())))
-    options = ("--feature-columns", "e_*", "-m", "kcal-linear", "--dimension", "2")
-    run("fit", "calibration.csv", "--train", "train.csv", "-o", "one.kcal", *options)
-    run("fit", "calibration.csv", "--train", "turned.csv", "-o", "other.kcal", *options)
-    assert_same_model("one.kcal", "other.kcal")
-
-
-def test_without_a_training_set_a_line_says_that_half_was_held_out(run, calibration):
-    result = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2")
-    assert result.stderr.startswith("warning: No training set was given: 45 of the 90 samples")
-    assert "HeldOutWarning" not in result.stderr
-    assert "45 samples" in result.stdout
-
-
-def test_numbered_labels_are_places_in_the_classes_of_the_file(run, tmp_path):
-    np.savez("data.npz", **blobs(90, 1, names=False))
-    run("fit", "data.npz", "-o", "model.kcal", *QUICK)
-    assert kcal.load("model.kcal").classes_.tolist() == ["cat", "dog", "owl"]
-
-
-def test_numbered_labels_without_names_stay_numbers(run, tmp_path):
-    arrays = blobs(90, 1, names=False)
-    del arrays["classes"]
-    np.savez("data.npz", **arrays)
-    run("fit", "data.npz", "-o", "model.kcal", *QUICK)
-    assert kcal.load("model.kcal").classes_.tolist() == [0, 1, 2]
-
-
-def test_labels_that_a_program_wrote_as_decimals_are_whole_numbers(run, tmp_path):
-    columns = columns_of(blobs(90, 1, names=False))
-    write_columns(tmp_path / "data.csv", columns | {"label": columns["label"].astype(float)})
-    run("fit", "data.csv", "-o", "model.kcal", *QUICK, "--feature-columns", "e_*")
-    assert kcal.load("model.kcal").classes_.tolist() == [0, 1, 2]
-
-
-def test_logits_of_a_table_are_matched_to_text_labels_by_the_names_of_their_columns(run, tmp_path):
-    columns = columns_of(blobs(90, 1))
-    write_columns(tmp_path / "data.csv", dict(reversed(columns.items())))
-    run("fit", "data.csv", "-o", "model.kcal", "-m", "ts", "--logit-columns", "z_*")
-    fitted = kcal.load("model.kcal")
-    assert fitted.classes_.tolist() == ["owl", "dog", "cat"]
-    assert fitted.temperature_ > 1
-
-
-def test_text_labels_for_unnamed_logits_need_classes(run, tmp_path):
-    arrays = blobs(90, 1)
-    np.save("logits.npy", arrays["logits"])
-    np.save("labels.npy", arrays["labels"])
-    words = ("fit", "logits.npy", "--labels", "labels.npy", "-m", "ts", "-o", "model.kcal")
-    assert "classes" in run(*words, code=1).stderr
-    run(*words, "--classes", "cat, dog, owl")
-    assert kcal.load("model.kcal").temperature_ > 1
-
-
-def test_groups_are_left_out_together(run, tmp_path):
-    arrays = blobs(90, 1)
-    groups = np.arange(90) // 9
-    write_columns(tmp_path / "data.parquet", columns_of(arrays) | {"patient": groups})
-    output = run(
-        "fit", "data.parquet", "-o", "model.kcal", *QUICK, "--group-column", "patient", "--feature-columns", "e_*"
-    ).stdout
-    assert "leave-one-group-out" in output
-    expected = kcal.KCal(projection="identity").fit(arrays["embeddings"], arrays["labels"], groups=groups)
-    assert kcal.load("model.kcal").bandwidth_ == pytest.approx(expected.bandwidth_)
-
-
-def test_weights_and_ids_from_files_of_their_own_reach_the_calibrator(run, tmp_path, calibration):
-    weights = np.linspace(0.5, 2, 90)
-    np.save("weights.npy", weights)
-    write_columns(tmp_path / "ids.csv", {"name": [f"n{i}" for i in range(90)]})
-    output = run("fit", calibration, "-o", "model.kcal", *QUICK, "--weights", "weights.npy", "--ids", "ids.csv").stdout
-    assert "weighted" in output
-    fitted = kcal.load("model.kcal")
-    assert fitted.ids_[:2].tolist() == ["n0", "n1"]
-    support = fitted.model_.support
-    found = support.in_original_order(support.log_weights).exp().numpy()
-    np.testing.assert_allclose(found / found.mean(), weights / weights.mean(), rtol=1e-6)
-
-
-def test_weights_are_taken_without_calibration_too(run, calibration):
-    np.save("weights.npy", np.ones(90))
-    run("fit", calibration, "-o", "m.kcal", "-m", "uncal", "--weights", "weights.npy")
-    assert kcal.load("m.kcal").method == "uncal"
-
-
-def test_the_prior_is_given_by_class_and_survives_the_file(run, tmp_path, test_set):
-    arrays = blobs(90, 1, names=False)
-    del arrays["classes"]
-    np.savez("data.npz", **arrays)
-    run("fit", "data.npz", "-o", "model.kcal", *QUICK, "--prior", "2=0.5,0=0.25,1=0.25")
-    fitted = kcal.load("model.kcal")
-    assert list(fitted.prior) == [0.25, 0.25, 0.5]
-    assert fitted.predict_proba(blobs(60, 2)["embeddings"]).shape == (60, 3)
-
-
-def test_options_reach_the_method(run, calibration):
-    words = ("--kernel", "laplace", "--folds", "5", "--smoothing", "0.01", "--seed", "7", "--prior", "uniform")
-    output = run("fit", calibration, "-o", "model.kcal", *QUICK, *words).stdout
-    assert "log-loss over 5 folds" in output
-    fitted = kcal.load("model.kcal")
-    assert (fitted.kernel, fitted.folds, fitted.smoothing, fitted.seed) == ("laplace", 5, 0.01, 7)
-    assert fitted.prior == "uniform"
-
-
-def test_the_bandwidth_rule_takes_its_reference(run, calibration):
-    run("fit", calibration, "-o", "model.kcal", *QUICK, "--bandwidth", "rule", "--bandwidth-reference", "1.5,30")
-    assert kcal.load("model.kcal").bandwidth_ == pytest.approx(1.5)
-
-
-def test_temperature_scaling_shows_its_temperature(run, calibration):
-    assert "temperature  " in run("fit", calibration, "-o", "model.kcal", "--method", "ts").stdout
-
-
-def test_quiet_prints_nothing(run, calibration):
-    result = run("fit", calibration, "-o", "model.kcal", *QUICK, "--quiet")
-    assert result.output == ""
+@pytest.mark.usefixtures("short_solvers")
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_fitted_stored_and_evaluated(run, calibration, test_set, name, monkeypatch):
+    monkeypatch.setitem(RECIPES, "paper", partial(PaperRecipe, epochs=1, batches_per_epoch=3))
+    output = run("fit", calibration, "--method", name, "--out", "model.kcal").stdout
+    stored = kcal.load("model.kcal")
+    assert METHODS[name].title in output
+    run("predict", "model.kcal", test_set, "--out", "probabilities.npy")
+    assert np.load("probabilities.npy").sum(axis=1) == pytest.approx(np.ones(60), abs=1e-5)
+    run("evaluate", "model.kcal", test_set, "--no-intervals", "--json", "figures.json")
+    assert set(json.loads(Path("figures.json").read_text())["metrics"]) == {"uncal", stored.method}
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("keys", "method"),
+    [(("embeddings", "logits"), "kcal-blend"), (("embeddings",), "kcal"), (("logits",), "sms")],
+)
+def test_the_default_method_follows_from_the_data(run, keys, method):
+    arrays = blobs(90, 1)
+    np.savez("data.npz", **{f"calibration_{key}": arrays[key] for key in (*keys, "labels")}, classes=ANIMALS)
+    assert f"Method {method}, because" in run("fit", "data.npz", "-o", "default.kcal").stdout
+    assert "because" not in run("fit", "data.npz", "-o", "named.kcal", "--method", method).stdout
+    assert_same_model("default.kcal", "named.kcal")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".parquet"])
+def test_every_format_gives_the_model_of_the_library(run, tmp_path, suffix):
+    arrays, data = blobs(90, 1), tmp_path / f"data{suffix}"
+    if suffix == ".npz":
+        np.savez(data, **arrays)
+        options: tuple[str, ...] = ()
+    elif suffix == ".npy":
+        np.save(data, arrays["embeddings"])
+        np.save("labels.npy", arrays["labels"])
+        np.save("logits.npy", arrays["logits"])
+        options = ("--labels", "labels.npy", "--logits", "logits.npy", "--classes", "cat,dog,owl")
+    else:
+        write_columns(data, columns_of(arrays))
+        options = TABLE
+    run("fit", data, "-o", "model.kcal", "-m", "kcal-blend", *options)
+    expected = kcal.KCalBlend().fit(arrays["embeddings"], arrays["labels"], logits=arrays["logits"], classes=ANIMALS)
+    new = blobs(60, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # arrays have no names
+        found = kcal.load("model.kcal").predict_proba(new["embeddings"], logits=new["logits"])
+    np.testing.assert_allclose(found, expected.predict_proba(new["embeddings"], logits=new["logits"]), atol=1e-5)
+
+
+def test_the_summary_names_columns_and_results_and_is_json(run, tmp_path):
+    write_columns(tmp_path / "data.csv", columns_of(blobs(90, 1)))
+    output = " ".join(run("fit", "data.csv", "-o", "m.kcal", *TABLE).stdout.split())
+    for text in (
+        "cat, dog, owl",
+        "samples 90",
+        "embeddings columns e_0, e_1",
+        "logits columns z_cat",
+        "bandwidth",
+        "kB",
+    ):
+        assert text in output
+    figures = json.loads(run("fit", "data.csv", "-o", "m.kcal", *TABLE, "--json", "-").stdout)
+    assert figures["method"] == "kcal-blend"
+    assert figures["labels"] == "column label"
+    assert run("fit", "data.csv", "-o", "m.kcal", *TABLE, "--quiet").output == ""
+
+
+def test_without_logits_a_blend_is_fitted_on_embeddings_alone_and_says_so(run):
+    np.savez("bare.npz", **without(blobs(90, 1), "logits"))
+    assert "none: fitted on embeddings alone" in run("fit", "bare.npz", "-m", "kcal-blend", "-o", "m.kcal").stdout
+    words = ("fit", "bare.npz", "-m", "kcal-blend", "-o", "m.kcal", "--representation", "probabilities")
+    assert "--representation" in run(*words, code=2).stderr
+
+
+def test_a_training_set_in_the_same_file_teaches_the_projection(run):
+    train = {f"train_{key}": array for key, array in blobs(150, 3).items() if key in ("embeddings", "labels")}
+    np.savez("all.npz", **blobs(90, 1), **train)
+    result = run("fit", "all.npz", "-o", "model.kcal", "--dimension", "2", "-m", "kcal-linear")
+    assert "held out" not in result.stderr
+    assert (len(kcal.load("model.kcal").support_indices_), kcal.load("model.kcal").dimension_) == (90, 2)
+
+
+def test_a_training_set_may_be_a_table_with_its_columns_in_another_order(run, tmp_path):
+    train = columns_of(blobs(150, 3))
+    write_columns(tmp_path / "calibration.csv", columns_of(blobs(90, 1)))
+    write_columns(tmp_path / "train.csv", train)
+    write_columns(tmp_path / "turned.csv", dict(reversed(train.items())))
+    options = ("--embeddings", "e_*", "-m", "kcal-linear", "--dimension", "2")
+    for name in ("train", "turned"):
+        run("fit", "calibration.csv", "--train", f"{name}.csv", "-o", f"{name}.kcal", *options)
+    assert_same_model("train.kcal", "turned.kcal")
+
+
+def test_training_labels_that_mean_something_else_are_rejected(run, calibration):
+    np.savez("numbers.npz", **without(blobs(90, 3, names=False), "classes"))
+    np.savez("turned.npz", **blobs(90, 3) | {"classes": ANIMALS[::-1]})
+    np.savez("bare.npz", **without(blobs(90, 1), "classes"))
+    for data, train in (("bare.npz", "numbers.npz"), (calibration, "turned.npz")):
+        run("fit", data, "-m", "kcal", "--train", train, "-o", "m.kcal", code=1)
+
+
+def test_without_a_training_set_a_warning_says_that_half_was_held_out(run, calibration):
+    result = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2")
+    assert result.stderr.startswith("warning: No training set was given: 45 of the 90 samples")
+
+
+def test_numbered_labels_without_names_stay_numbers(run):
+    arrays = without(blobs(90, 1, names=False), "classes")
+    np.savez("data.npz", **arrays | {"labels": arrays["labels"].astype(float)})
+    run("fit", "data.npz", "-o", "m.kcal", "-m", "kcal-blend", "--prior", "0=0.2,1=0.3,2=0.5")
+    assert kcal.load("m.kcal").classes_.tolist() == [0, 1, 2]
+    assert list(kcal.load("m.kcal").prior) == [0.2, 0.3, 0.5]
+
+
+def test_groups_weights_and_ids_reach_the_method(run):
+    arrays, groups, weights = blobs(90, 1), np.arange(90) // 9, np.linspace(0.0, 2, 90)
+    np.savez("data.npz", **arrays, groups=groups, weights=weights)
+    assert "89, weighted" in run("fit", "data.npz", "-o", "m.kcal", *QUICK).stdout
+    expected = kcal.KCal(projection="identity").fit(
+        arrays["embeddings"], arrays["labels"], groups=groups, sample_weight=weights, ids=arrays["ids"]
+    )
+    assert kcal.load("m.kcal").bandwidth_ == pytest.approx(expected.bandwidth_)
+    assert kcal.load("m.kcal").explain(arrays["embeddings"][:1] + 1).ids[0, 0].startswith("row-1-")
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "expected"),
     [
-        ("--method", "ts", "--kernel", "rbf"),
-        ("--method", "kcal-linear", "--projection", "skip"),
-        ("--method", "nonsense"),
-        ("--kernel", "nonsense"),
-        ("--dimension", "many"),
-        ("--bandwidth", "-1"),
-        ("--bandwidth", "nan"),
-        ("--bandwidth-reference", "1"),
-        ("--folds", "1"),
-        ("--prior", "cat"),
-        ("--projection", "identity", "--train", "calibration.npz"),
-        ("--method", "ts", "--train", "calibration.npz"),
-        ("--train-labels", "calibration.npz"),
-        ("--nonsense",),
+        ("imax", ["--set", "form=top", "--set", "bins=7"], {"form": "top", "bins": 7}),
+        ("spline", ["--set", "floor=false"], {"floor": False}),
+        ("dircal", ["--set", "grid=[[1, 0.1]]"], {"grid": [[1, 0.1]]}),
+        ("kcal", [*QUICK[2:], "--set", "bandwidth_interval=0.5,1"], {"bandwidth_interval": (0.5, 1)}),
+        ("kcal", [*QUICK[2:], "--bandwidth", "0.8", "--smoothing", "0.01", "--kernel", "laplace"],
+         {"bandwidth": 0.8, "smoothing": 0.01, "kernel": "laplace"}),
+        ("kcal", [*QUICK[2:], "--bandwidth", "rule", "--bandwidth-reference", "1.5,30"], {"bandwidth": "rule"}),
+        ("kcal-blend", ["--folds", "3", "--seed", "2", "--prior", "uniform"],
+         {"folds": 3, "seed": 2, "prior": "uniform"}),
+        ("ts", ["--set", "seed=4"], {"seed": 4}),
+    ],
+)  # fmt: skip
+def test_parameters_are_options_or_set(run, calibration, method, words, expected):
+    run("fit", calibration, "--method", method, *words, "--out", "model.kcal")
+    parameters = kcal.load("model.kcal").get_params()
+    assert {name: parameters[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("-m ts --kernel rbf", "--kernel"),
+        ("--kernel rbf", "--kernel: parameters of method kcal-blend"),
+        ("-m nonsense", "--method"),
+        ("-m kcal --kernel nonsense", "--kernel"),
+        ("-m kcal --projection none", "--projection"),
+        ("-m kcal --dimension many", "--dimension"),
+        (f"-m kcal --dimension {10**30}", "--dimension"),
+        ("-m kcal --projection identity --bandwidth -1", "--bandwidth"),
+        ("-m kcal --projection identity --bandwidth rule", "--bandwidth-reference"),
+        ("-m kcal --projection identity --bandwidth rule --bandwidth-reference 1,inf", "--bandwidth-reference"),
+        ("-m kcal --projection identity --bandwidth 1 --folds 5", "--folds"),
+        ("-m kcal --projection identity --dimension 2", "--dimension"),
+        ("-m kcal --projection identity --recipe paper", "--recipe"),
+        ("-m kcal --projection identity --smoothing 2", "--smoothing"),
+        ("-m kcal --projection identity --folds 1000", "--folds"),
+        ("-m ts --seed -1", "--seed"),
+        ("-m ts --seed text", "--seed"),
+        ("-m kcal-blend --prior cat", "--prior"),
+        ("-m kcal-blend --prior cat=0.5,cat=0.5", "--prior"),
+        ("-m kcal-blend --prior cat=0.2,dog=0.2,owl=0", "--prior"),
+        ("-m kcal-blend --prior bird=1", "--prior"),
+        ("-m imax --set form", "--set"),
+        ("-m imax --set bones=3", "--set bones"),
+        ("-m imax --set bins=many", "--set bins"),
+        ("-m imax --set bins=3 --set bins=4", "--set bins"),
+        ("-m kcal --set updates=3", "--set updates"),
+        ("-m kcal-blend --train calibration.npz", "--train"),
+        ("-m kcal --projection identity --train calibration.npz", "--train"),
+        ("-m kcal --train-labels calibration.npz", "--train-labels"),
+        ("-m ts --classes cat,,owl", "--classes"),
+        ("-m ts --classes cat,dog,cat", "--classes"),
+        ("-m ts --classes cat", "--classes"),
     ],
 )
-def test_what_is_typed_wrongly_exits_with_2_and_writes_nothing(run, calibration, words):
-    run("fit", calibration, "-o", "model.kcal", *words, code=2)
+def test_a_wrong_option_is_named_and_nothing_is_written(run, calibration, words, option):
+    assert option in run("fit", calibration, "-o", "model.kcal", *words.split(), code=2).stderr
     assert not Path("model.kcal").exists()
 
 
-def test_an_option_that_a_method_does_not_take_is_named_with_those_it_takes(run, calibration):
-    message = run("fit", calibration, "-o", "m.kcal", "--method", "ts", "--kernel", "rbf", code=2).stderr
-    assert "--kernel is not an option of method ts" in message
-    assert "--seed" in message
+BAD_LOGITS = {
+    "rows": lambda z: z[:50],
+    "columns": lambda z: z[:, :2],
+    "nan": lambda z: np.where(np.arange(3) + np.zeros((len(z), 1)) == 1, np.nan, z),
+    "text": lambda z: z.astype(str),
+}
 
 
-def test_what_cannot_be_written_is_refused_before_the_work(run, calibration, tmp_path):
-    assert "Make the folder" in run("fit", calibration, "-o", "nowhere/model.kcal", code=2).stderr
-    assert "must be the name of a file" in run("fit", calibration, "-o", tmp_path, code=2).stderr
+@pytest.mark.parametrize("kind", BAD_LOGITS)
+def test_logits_that_do_not_fit_are_rejected_by_every_command(run, calibration, kind):
+    for name, arrays in (("cal.npz", blobs(90, 1)), ("bad.npz", blobs(60, 2))):
+        np.savez(name, **arrays | {"logits": BAD_LOGITS[kind](arrays["logits"])})
+    assert "logits" in run("fit", "cal.npz", "-m", "kcal-blend", "-o", "model.kcal", code=1).stderr
+    assert not Path("model.kcal").exists()
+    run("fit", calibration, "-m", "kcal-blend", "-o", "model.kcal")
+    assert "logits" in run("predict", "model.kcal", "bad.npz", "-o", "p.npy", code=1).stderr
+    assert "logits" in run("evaluate", "model.kcal", "bad.npz", code=1).stderr
 
 
-def test_a_prior_for_an_unknown_class_is_refused(run, calibration):
-    assert "bird" in run("fit", calibration, "-o", "m.kcal", *QUICK, "--prior", "bird=1", code=2).stderr
+def test_arrays_of_an_npz_file_may_have_any_name(run):
+    arrays = without(blobs(90, 1), "classes")
+    np.savez("default.npz", **arrays)
+    np.savez("named.npz", **dict(zip(("emb", "z", "diagnosis", "who"), arrays.values(), strict=True)))
+    classes = ("-m", "kcal-blend", "--classes", "cat,dog,owl")
+    run("fit", "default.npz", "-o", "default.kcal", *classes)
+    names = ("--embeddings", "emb", "--logits", "z", "--labels", "diagnosis", "--ids", "who")
+    run("fit", "named.npz", "-o", "named.kcal", *classes, *names)
+    assert Path("named.kcal").read_bytes() == Path("default.kcal").read_bytes()
 
 
-def test_training_labels_of_another_kind_are_refused(run, tmp_path):
-    calibration, train = blobs(90, 1), blobs(90, 3, names=False)
-    del calibration["classes"], train["classes"]
-    np.savez("calibration.npz", **calibration)
-    np.savez("train.npz", **train)
-    message = run("fit", "calibration.npz", "-m", "kcal", "--train", "train.npz", "-o", "m.kcal", code=1).stderr
-    assert "labels must" in message
-
-
-def test_classes_in_another_order_in_the_training_file_are_refused(run, tmp_path, calibration):
-    np.savez("train.npz", **blobs(90, 3) | {"classes": ANIMALS[::-1]})
-    message = run("fit", calibration, "-m", "kcal", "--train", "train.npz", "-o", "m.kcal", code=1).stderr
-    assert "must list the same classes in the same order" in message
+@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
+def test_a_folder_of_extracted_outputs_is_data(run, tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    points, labels = torch.randn(120, 5), torch.arange(120) % 3
+    kcal.extract(network, [(points[:50], labels[:50]), (points[50:], labels[50:])], to=tmp_path / "outputs")
+    run("fit", "outputs", "--out", "model.kcal")
+    outputs = kcal.read_outputs(tmp_path / "outputs")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = kcal.fit_on(kcal.KCalBlend(), outputs)
+    rows = outputs.embeddings + 1
+    np.testing.assert_allclose(
+        kcal.load("model.kcal").predict_proba(rows, logits=outputs.logits),
+        expected.predict_proba(rows, logits=outputs.logits),
+        atol=1e-7,
+    )
+    run("evaluate", "model.kcal", "outputs", "--allow-overlap", "--no-intervals")
+    record = tmp_path / "outputs" / "outputs.json"
+    record.write_text(record.read_text().replace("true", "false"))
+    assert "stopped after 120 rows" in run("fit", "outputs", "--out", "model.kcal", code=1).output

@@ -1,129 +1,186 @@
-"""What is typed wrongly is refused with exit code 2, by the name of the option."""
+"""An option changes what a command does or is rejected; what is typed wrongly is one line and an exit code."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import typer
+from animals import ANIMALS, write_columns
+from torch import nn
 from typer.testing import CliRunner
 
 import kcal
 from kcal.cli import app
-from kcal.cli.parameters import parse_classes, parse_prior
+from kcal.cli.options import PARTS
 
-QUICK = ("-m", "kcal", "--projection", "identity")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--smoothing", "2"), "--smoothing must be a number between 0 and 1; got 2"),
-        (("--smoothing", "1"), "--smoothing must be"),
-        (("--smoothing", "-0.1"), "--smoothing must be"),
-        (("--smoothing", "nan"), "--smoothing must be"),
-        (("--seed", "-1"), "--seed must be an integer from 0 to"),
-        (("--seed", str(2**64)), "--seed must be an integer from 0 to"),
-        (
-            ("--bandwidth", "rule"),
-            "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other",
-        ),
-        (("--bandwidth-reference", "1.4,300"), "--bandwidth rule and --bandwidth-reference"),
-        (
-            ("--bandwidth", "rule", "--bandwidth-reference", "1,inf"),
-            "--bandwidth-reference must be a pair of two positive",
-        ),
-        (
-            ("--bandwidth", "rule", "--bandwidth-reference", "0,3"),
-            "--bandwidth-reference must be a pair of two positive",
-        ),
-        (("--bandwidth", "rule", "--bandwidth-reference=-1,3"), "--bandwidth-reference must be a pair of two positive"),
-        (("--classes", "cat,,owl"), "each once, such as cat,dog,owl; got 'cat,,owl'"),
-        (("--classes", ""), "--classes must list"),
-        (("--classes", "cat,dog,cat"), "got 'cat,dog,cat'"),
-        (("--classes", "cat"), "--classes must list at least two classes, each once, such as cat,dog,owl; got 'cat'"),
-        (("--prior", "cat=-1,dog=2,owl=0"), "--prior must be frequencies that sum to 1"),
-        (("--prior", "cat=0.5,cat=0.5"), "--prior must be uniform, or a share for each class"),
-        (("--prior", "cat=inf,dog=0,owl=0"), "--prior must be frequencies that sum to 1"),
-        (("--prior", "cat=0.2,dog=0.2,owl=0"), "(sum 0.4)"),
-        (("--prior", "cat=0.5,dog=0.5"), "--prior leaves out 'owl'"),
-        (("--prior", "some text"), "--prior must be uniform, or a share for each class"),
-        (("--folds", str(10**12)), "--folds must be"),
-        (("--dimension", "2"), "--dimension has no effect with --projection identity"),
-        (("--recipe", "paper"), "--recipe has no effect with --projection identity"),
-    ],
-)
-def test_a_bad_value_exits_with_2_and_names_the_option(run, calibration, words, message):
-    assert message in run("fit", calibration, "-o", "model.kcal", *QUICK, *words, code=2).stderr
-    assert not Path("model.kcal").exists()
+SOURCES = (("npz", "name"), ("npz", "file"), ("csv", "name"), ("npy", "file"), ("folder", "file"))
+COMMANDS = ("fit kcal", "fit ts", "predict kcal", "predict ts", "evaluate kcal", "evaluate ts", "explain kcal", "task")
+CLASSES = ("--classes", "cat,dog,owl")
+METHODS = {"kcal": ("-m", "kcal", "--projection", "identity"), "ts": ("-m", "ts", *CLASSES), "": ()}
+COMMAND_GROUP: Any = typer.main.get_command(app)
 
 
-@pytest.mark.parametrize("text", ["0.5,1", "(0.5, 1)", "[0.5, 1]"])
-def test_a_list_is_typed_with_or_without_brackets(run, calibration, text):
-    run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", f"bandwidth_interval={text}")
-    assert kcal.load("m.kcal").bandwidth_interval == (0.5, 1)
+def outputs(seed: int) -> dict[str, Any]:
+    generator = np.random.default_rng(seed)
+    codes = generator.permutation(np.arange(60) % 3)
+    embeddings = (np.eye(3, 5)[codes] * 2 + generator.normal(size=(60, 5))).astype(np.float32)
+    return {
+        "embeddings": embeddings,
+        "logits": 4 * embeddings[:, :3],
+        "labels": ANIMALS[codes],
+        "groups": generator.integers(0, 9, 60),
+        "weights": generator.uniform(0.5, 2, 60),
+        "ids": generator.permutation(60),
+    }
 
 
-def test_a_bad_value_of_set_names_the_parameter(run, calibration):
-    message = run("fit", calibration, "-o", "m.kcal", *QUICK, "--set", "bandwidth_interval=1", code=2).stderr
-    assert message.startswith("error: --set bandwidth_interval must be")
+def write_data(kind: str, seed: int, matrices: tuple[str, ...]) -> Path:
+    """Write samples, with what an option may name (``other_PART``) beside what is read without it."""
+    arrays, others, path = outputs(seed), outputs(seed + 100), Path(f"data-{seed}.{kind}")
+    if kind == "npz":
+        np.savez(path, **arrays, **{f"other_{part}": values for part, values in others.items()})
+    elif kind == "npy":
+        np.save(path, arrays[matrices[0]])
+    elif kind == "folder":
+        network = nn.Linear(5, 3)
+        network.weight.data, network.bias.data = 4 * torch.eye(3, 5), torch.zeros(3)
+        kcal.extract(network, [(torch.from_numpy(arrays["embeddings"]), torch.arange(60) % 3)], to=path)
+    else:
+        columns: dict[str, Any] = {}
+        for start, part in (("", arrays), ("other_", others)):
+            for name, values in part.items():
+                columns |= (
+                    {f"{start}{name}_{k}": column for k, column in enumerate(values.T)}
+                    if values.ndim == 2
+                    else {f"{start}{name}": values}
+                )
+        write_columns(path, columns)
+    return path
 
 
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (("fit", "-m", "kcal", "--projection", "linear", "--dimension", 10**9), "--dimension"),
-        (("fit", "-m", "kcal", "--dimension", 10**30), "--dimension"),
-        (("fit", "-m", "kcal-blend", "--folds", 10**9), "--folds"),
-        (("fit", "-m", "histogram", "--set", f"bins={10**9}"), "bins"),
-        (("fit", "-m", "imax", "--set", f"bins={10**30}"), "bins"),
-        (("fit", "-m", "ts", "--seed", 2**64), "--seed"),
-        (("fit", "-m", "ts", "--seed", "text"), "--seed"),
-        (("fit", "-m", "ts", "--representation", "text"), "--representation"),
-        (("fit", "-m", "dircal", "--set", "grid=[[1e400, 1]]"), "grid"),
-        (("fit", "-m", "ts", "--set", "["), "--set"),
-        (("evaluate", "--resamples", 10**30), "--resamples"),
-        (("evaluate", "--confidence", 0), "--confidence"),
-        (("evaluate", "--confidence", "nan"), "--confidence"),
-        (("evaluate", "--seed", 2**64), "--seed"),
-        (("evaluate", "--pictures", 10**9, "--report", "page"), "--pictures"),
-        (("evaluate", "--methods", "ts,\x1b[31m"), "--methods"),
-    ],
-)
-def test_sizes_without_bound_and_odd_values_are_refused_by_name_in_one_line(
-    run, calibration, model, test_set, words, option
-):
-    command, *options = words
-    files = (calibration, "-o", "new.kcal") if command == "fit" else (model, test_set)
-    result = CliRunner().invoke(app, [str(word) for word in (command, *files, *options)])
-    assert result.exit_code in (1, 2), result.output
-    assert isinstance(result.exception, SystemExit)
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert option in result.stderr
-    assert not Path("new.kcal").exists()
+def words_without(command: str, kind: str, models: Path) -> list[Any]:
+    """Return a command on a file of some kind, without the option; it writes the file "result"."""
+    name, _, method = command.partition(" ")
+    matrices = {"kcal": ("embeddings",), "ts": ("logits",)}.get(method, ("embeddings", "logits"))
+    data, pool, model = write_data(kind, 1, matrices), write_data(kind, 2, matrices), models / f"{method}.kcal"
+    np.save("labels.npy", outputs(1)["labels"])
+    labels = ("--labels", "labels.npy") if kind in ("npy", "folder") else ()
+    return {
+        "fit": ["fit", data, "-o", "result.kcal", *METHODS[method], *labels],
+        "predict": ["predict", model, data, "-o", "result.npz"],
+        "evaluate": ["evaluate", model, data, "--json", "result.json", "--resamples", 20, *CLASSES, *labels],
+        "explain": ["explain", model, data, "--json", "result.json"],
+        "task": ["task", "result.npz", "--train", data, "--pool", pool, *CLASSES],
+    }[name]
 
 
-def test_evaluate_names_bad_classes_too(run, model, test_set):
-    assert "--classes must list" in run("evaluate", model, test_set, "--classes", "cat,cat", code=2).stderr
+def words_of(option: str, source: str) -> list[str]:
+    """Return an option that names something else in the data, or another file."""
+    if option == "classes":
+        return ["--classes", "a,b"]
+    if source == "name":
+        return [f"--{option}", f"other_{option}"]
+    np.save("other.npy", outputs(500)[option])
+    return [f"--{option}", "other.npy"]
 
 
-def test_lists_are_read_by_their_commas():
-    assert parse_classes(" cat, dog,owl ") == ["cat", "dog", "owl"]
-    assert parse_classes(None) is None
-    assert parse_prior("cat=0.25, dog=0.75") == {"cat": 0.25, "dog": 0.75}
+def result_of(words: list[Any]) -> tuple[int, dict[str, bytes]]:
+    """Run a command, and return its exit code and what it wrote."""
+    code = CliRunner().invoke(app, [str(word) for word in words]).exit_code
+    written = {path.name: path.read_bytes() for path in Path().glob("result*")}
+    for name in written:
+        Path(name).unlink()
+    return code, written
 
 
-@pytest.mark.parametrize("name", ["model.npz", "model.ext", "model"])
-def test_a_model_of_another_suffix_is_refused_with_a_better_name(run, calibration, name):
-    message = run("fit", calibration, "-o", name, *QUICK, code=2).stderr
-    assert f"--out must end in .kcal, .safetensors; got '{name}'. Try 'model.kcal'" in message
-    assert not Path(name).exists()
+def data_options() -> list[tuple[str, str, str, str]]:
+    """Every command with every kind of file and every option about data that it declares."""
+    return [
+        (command, kind, option.name, source)
+        for command, (kind, source) in product(COMMANDS, SOURCES)
+        for option in COMMAND_GROUP.commands[command.split()[0]].params
+        if option.name in (*PARTS, "classes")
+    ]
 
 
-def test_a_model_may_be_called_what_it_is(run, calibration):
-    run("fit", calibration, "-o", "model.safetensors", *QUICK)
-    assert kcal.load("model.safetensors").classes_.tolist() == ["cat", "dog", "owl"]
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    np.savez(folder / "calibration.npz", **outputs(7))
+    for method in ("kcal", "ts"):
+        words = ["fit", folder / "calibration.npz", "-o", folder / f"{method}.kcal", *METHODS[method]]
+        assert result_of(words)[0] == 0
+    return folder
 
 
-def test_the_help_names_the_suffixes_of_a_model(run):
-    assert ".kcal or .safetensors" in " ".join(run("fit", "--help").stdout.split())
+@pytest.mark.parametrize(("command", "kind", "option", "source"), data_options())
+def test_an_option_about_data_is_used_or_rejected(tmp_path, monkeypatch, models, command, kind, option, source):
+    monkeypatch.chdir(tmp_path)
+    words = words_without(command, kind, models)
+    before, after = result_of(words), result_of([*words, *words_of(option, source)])
+    assert after[0] != 0 or after != before
+
+
+VALUES = ("", "-1", "nan", "1e999", "no.npz", "text.txt", "broken.npz", ".", "cat,dog", "x" * 300, "\x1b[31m", "=")
+"""What options get that is wrong for most of them."""
+FILES = {
+    "fit": ("calibration.npz", "-o", "new.kcal"),
+    "predict": ("kcal.kcal", "calibration.npz", "-o", "new.npz"),
+    "evaluate": ("kcal.kcal", "calibration.npz", "--allow-overlap", "--no-intervals"),
+    "compare": ("calibration.npz", "calibration.npz", "--allow-overlap", "--methods", "uncal", *CLASSES),
+    "explain": ("kcal.kcal", "calibration.npz"),
+    "compress": ("kcal.kcal", "-o", "new.kcal"),
+    "export": ("kcal.kcal", "-o", "new.onnx"),
+    "task": ("new.npz",),
+    "bench": ("tasks",),
+    "methods": (),
+}
+
+
+def bad_commands() -> list[tuple[str, ...]]:
+    """Commands whose last words are wrong: an input that cannot be used, or an option with a value that none takes."""
+    commands: list[tuple[str, ...]] = []
+    for name, words in FILES.items():
+        inputs = [place for place, word in enumerate(words) if word in ("calibration.npz", "kcal.kcal")]
+        for place, value in product(inputs, ("no.npz", "text.txt", "broken.npz", "", "new/x.npz")):
+            commands.append((name, *words[:place], value, *words[place + 1 :]))
+        commands += [(name, *words, "--nonsense"), (name, *words, "one", "too", "many")]
+        for option in COMMAND_GROUP.commands[name].params:
+            if option.param_type_name == "option" and not option.is_flag:
+                flag = max(option.opts, key=len)
+                commands.append((name, *words, flag))
+                commands += [(name, *words, flag, value) for value in VALUES]
+    return commands
+
+
+ACCEPTED = ("--json", "--csv", "--out", "--report", "--address")
+"""Options that take text of many kinds: what they do with the values is not wrong."""
+
+
+@pytest.fixture
+def prepared(run, models, monkeypatch, tmp_path) -> None:
+    for file in models.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    Path("text.txt").write_text("nothing")
+    Path("broken.npz").write_bytes((models / "calibration.npz").read_bytes()[:700])
+    Path("tasks").mkdir()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bad_command_lines_are_one_message_and_no_traceback(prepared, name):
+    """Every eighth of some thousand generated lines."""
+    commands = [words for words in bad_commands() if words[0] == name][::8]
+    for words in commands:
+        result = CliRunner().invoke(app, list(words))
+        assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
+        assert "Traceback" not in result.output, words
+        if words[-2] not in ACCEPTED:
+            assert result.exit_code in (1, 2), (words, result.output)
+            errors = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
+            assert len(errors) == 1, (words, result.stderr)
+            assert errors[0].startswith("error: "), words

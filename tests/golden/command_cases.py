@@ -76,9 +76,9 @@ def commands() -> Cases:
         for label, options in fits.items():
             yield from _one_model(folder, label, options)
         calibration, test = folder / "calibration.npz", folder / "test.npz"
-        sides = run(*n.EVALUATE, calibration, test, n.METHODS, "ts,vector", n.NO_INTERVALS)
+        sides = run(*n.COMPARE, calibration, test, n.METHODS, "ts,vector", n.NO_INTERVALS)
         yield "evaluate/two-methods", shown(sides)
-        rows = run(*n.EVALUATE, calibration, test, n.METHODS, "ts,vector,beta,sms,histogram", n.RESAMPLES, 20)
+        rows = run(*n.COMPARE, calibration, test, n.METHODS, "ts,vector,beta,sms,histogram", n.NO_INTERVALS)
         yield "evaluate/five-methods", shown(rows)
         alone = run(*n.EVALUATE, folder / "ts.csv", n.LABELS, test, n.RESAMPLES, 20)
         yield "evaluate/probabilities", shown(alone)

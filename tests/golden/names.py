@@ -43,6 +43,7 @@ REJECTION = {"rejected": "rejected", "accuracies": "accuracies", "thresholds": "
 FIT = ("fit",)
 PREDICT = ("predict",)
 EVALUATE = ("evaluate",)
+COMPARE = ("compare",)
 BENCH = ("bench",)
 OUT, METHOD, METHODS, SET, EVIDENCE = "--out", "--method", "--methods", "--set", "--evidence"
 PROJECTION, BANDWIDTH, PRIOR, SMOOTHING = "--projection", "--bandwidth", "--prior", "--smoothing"

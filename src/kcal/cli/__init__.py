@@ -1,6 +1,6 @@
 """The command line: each command reads options and files, makes one call of the library, and writes its output.
 
-The modules of the commands import what they need when they run, so that help does not wait for torch.
+The modules of the commands import what they need when they run: help does not wait for numpy or torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import io
 import re
 import sys
 from contextlib import nullcontext
+from glob import has_magic
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,15 +18,30 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kcal.cli.bench import bench, task
-from kcal.cli.compress import compress
-from kcal.cli.demo import demo
-from kcal.cli.evaluate import evaluate
-from kcal.cli.explain import explain
-from kcal.cli.export import export
-from kcal.cli.fit import fit
-from kcal.cli.messages import EXIT_CODES, readable_messages, stop_says_what_is_kept
-from kcal.cli.predict import predict
+from kcal.cli.demonstration import demo
+from kcal.cli.evaluate import compare, evaluate
+from kcal.cli.messages import EXIT_CODES, check_options, readable_messages
+from kcal.cli.models import compress, export, fit, methods
+from kcal.cli.options import INPUTS, PARTS
+from kcal.cli.output import Result, check_writable, finish
+from kcal.cli.predict import explain, predict
 from kcal.cli.serve import serve, token
+
+COMMANDS = {
+    "Start": (demo, methods),
+    "Calibrate": (fit, predict, explain),
+    "Judge": (evaluate, compare, bench, task),
+    "Deploy": (compress, export, serve),
+}
+"""The commands by the panel of the help in which they are listed."""
+
+
+def _without_type_of_flags(parameters: Any) -> Any:
+    """Return options, those that take no value without one in the help."""
+    for item in parameters:
+        if getattr(item, "is_flag", False):
+            item.metavar = ""
+    return parameters
 
 
 class CommandGroup(TyperGroup):
@@ -41,15 +57,42 @@ class CommandGroup(TyperGroup):
         with readable_messages():
             return super().invoke(ctx)
 
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options, flags without a type in the help."""
+        return _without_type_of_flags(super().get_params(ctx))
+
 
 class Command(TyperCommand):
-    """A command that says on Ctrl-C which of its files are written."""
+    """A command that shows its result, and whose errors name its options in place of the library's parameters."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        outputs = [ctx.params.get(name) for name in ("out", "json_file", "report", "path", "csv", "plot")]
-        with stop_says_what_is_kept([Path(path) for path in outputs if path not in (None, "-")]):
-            return super().invoke(ctx)
+        options = {item.name: max(item.opts, key=len) for item in self.params if item.param_type_name == "option"}
+        options = {name: option for name, option in options.items() if name not in (*PARTS, "classes")}
+        options |= {item.name: item.metavar for item in self.params if item.param_type_name == "argument"}
+        settings = [text.partition("=")[0].strip() for text in ctx.params.get("settings") or ()]
+        json_file, quiet = ctx.params.get("json_file"), ctx.params.get("quiet", False)
+        inputs = [value for value in ctx.params.values() if isinstance(value, Path)]
+        with readable_messages(options | {name: f"--set {name}" for name in settings}):
+            if "json_file" in ctx.params:
+                self._check_paths(ctx.params)
+            check_writable(json_file, inputs=inputs, option="--json")
+            result = super().invoke(ctx)
+            if isinstance(result, Result):
+                finish(result, quiet=quiet, json_file=json_file)
+
+    def _check_paths(self, values: dict[str, Any]) -> None:
+        """Raise for files to read that are not there; kcal predict matches a pattern of files later."""
+        for item in self.params:
+            path = values.get(item.name)
+            missing = isinstance(path, Path) and not path.exists()
+            missing = missing and not (self.name == "predict" and has_magic(str(path)))
+            name = item.metavar if item.param_type_name == "argument" else max(item.opts, key=len)
+            check_options((item.name in INPUTS and missing, f"{name} {str(path)!r} does not exist."))
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options, flags without a type in the help."""
+        return _without_type_of_flags(super().get_params(ctx))
 
 
 app = typer.Typer(
@@ -87,9 +130,10 @@ def _help(command: Any) -> dict[str, Any]:
 
 
 app.callback(**_help(kcal))(kcal)
-for _command in (demo, fit, predict, evaluate, explain, export, compress, bench, task, serve):
-    app.command(cls=Command, **_help(_command))(_command)
-app.add_typer(token, name="token")
+for _panel, _commands in COMMANDS.items():
+    for _command in _commands:
+        app.command(cls=Command, rich_help_panel=_panel, **_help(_command))(_command)
+app.add_typer(token, name="token", rich_help_panel="Deploy")
 
 
 def main() -> None:

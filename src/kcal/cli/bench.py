@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from typer import BadParameter
-
 from kcal.cli import options
-from kcal.cli.messages import check_options, option_name
-from kcal.errors import printable
+from kcal.cli.evaluate import parse_methods
+from kcal.cli.messages import check_options
+from kcal.cli.output import Result, check_writable, console, shown_log
+from kcal.errors import InvalidInputError, printable
 
 
+@options.takes(options.OUTPUT)
 def bench(
     tasks: options.Tasks = None,
     out: options.BenchOut = Path("kcal-bench"),
@@ -22,8 +22,8 @@ def bench(
     jobs: options.Jobs = None,
     engine: options.Engine = "local",
     address: options.Address = None,
-    quiet: options.Quiet = False,
-) -> None:
+    **shared: options.Shared,
+) -> Result:
     """Run methods on all tasks as the paper does, and write its tables.
 
     A run that was stopped resumes: give the same folder again. Results of other data, other parameters of their
@@ -40,24 +40,22 @@ def bench(
 
     [green]kcal bench tasks --out results --engine ray --jobs 64[/]
     """
-    import joblib
-
-    from kcal import benchmark
-    from kcal.benchmark.running import in_parallel
-    from kcal.benchmark.tables import all_tables, group_note, show_tables, split_note, write_results
-    from kcal.cli.output import console, shown_log
-    from kcal.cli.parameters import parse_methods
-    from kcal.progress import show_progress
-
     check_options(
         (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
         (engine != "ray" and address, "--address has no effect without --engine ray."),
     )
+    import joblib
+
+    from kcal import benchmark
+    from kcal.benchmark.running import in_parallel
+    from kcal.benchmark.tables import all_tables, as_json, group_note, show_tables, split_note, write_results
+    from kcal.progress import show_progress
+
     parallel: Any = in_parallel
     if engine == "ray":
         from kcal import distributed
 
-        with shown_log("kcal.distributed", quiet):
+        with shown_log("kcal.distributed", shared["quiet"]):
             distributed.connect(address)
         parallel = distributed.in_parallel
     names: tuple[str, ...] = benchmark.DEFAULT_METHODS
@@ -66,35 +64,34 @@ def bench(
     plan = benchmark.Plan(names, splits, seed, jobs or joblib.cpu_count())
     if tasks is not None:
         benchmark.check_tasks(tasks)
-    screen = console()
     try:
-        with show_progress(quiet) as progress:
+        with show_progress(shared["quiet"]) as progress:
             chosen = [benchmark.example_task()] if tasks is None else benchmark.read_tasks(tasks)
             measured = benchmark.run(chosen, plan, out, progress=progress, parallel=parallel)
         results = benchmark.Results.of(measured, plan.methods)
         files = write_results(results, plan, out)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"results so far are kept in {out}; the same command resumes.") from stop
-    if not quiet:
+
+    def show() -> None:
+        screen = console()
         show_tables(screen, all_tables(results), split_note(results), group_note(results))
         listed = "results.json, tables.md, tables.tex, csv/, reliability/"
         screen.print(f"{len(files)} files in {out}: {listed}", markup=False)
 
+    return Result(as_json(results, plan), show)
 
+
+@options.takes(options.OUTPUT, options.MATRICES | options.LABELS | options.GROUPS | options.CLASSES)
 def task(
     path: options.Task,
-    train: options.TaskTrain = None,
+    train: options.Train = None,
     pool: options.Pool = None,
     out_of_scope: options.OutOfScope = None,
     share: options.Share = None,
     group_share: options.GroupShare = None,
-    classes: options.Classes = None,
-    label_column: options.LabelColumn = None,
-    group_column: options.GroupColumn = None,
-    feature_columns: options.FeatureColumns = None,
-    logit_columns: options.LogitColumns = None,
-    labels_are_positions: options.LabelsArePositions = False,
-) -> None:
+    **shared: options.Shared,
+) -> Result:
     """Make a task for kcal bench from a network's embeddings, logits and labels, or check an existing one.
 
     [bold]Examples[/]
@@ -103,37 +100,61 @@ def task(
 
     [green]kcal task tasks/mine.npz[/]
     """
-    arguments = locals()
-    from kcal.benchmark import read_task, write_task
-    from kcal.cli.data import Source
-    from kcal.cli.output import check_writable, console
-    from kcal.cli.samples import load_task_part, load_task_parts
-
-    if train is None and pool is None:
-        given = [name for name, value in arguments.items() if name != "path" and value not in (None, False)]
-        unused = ", ".join(option_name(name) for name in given)
-        check_options((given, f"{unused} would have no effect: a task is made from --train and --pool."))
-        console().print(printable(read_task(path)), markup=False)
-        return
-    if train is None or pool is None:
-        raise BadParameter("a task is made from both --train and --pool; with neither, NAME.npz is checked.")
-    for option, value in (("--share", share), ("--group-share", group_share)):
-        if value is not None and not 0 < value < 1:
-            raise BadParameter(f"{option} must be between 0 and 1; got {value:g}.")
-    check_writable(path, (".npz",), inputs=(train, pool, out_of_scope), option="NAME.npz")
-
-    source = Source.from_options(train, arguments, prefixes=("", "train_"))
-    parts, names = load_task_parts(source, replace(source, path=pool, prefixes=("", "pool_")))
-    outside = None
-    if out_of_scope is not None:
-        outside = load_task_part(replace(source, path=out_of_scope, prefixes=("", "out_of_scope_")), keys=())
-    source.check_used()
-    made = write_task(
-        path,
-        *parts,
-        calibration_share=0.3 if share is None else share,
-        group_calibration_share=group_share,
-        classes=names,
-        out_of_scope=outside,
+    inputs = {"train": train, "pool": pool, "out_of_scope": out_of_scope}
+    settings = {**inputs, "share": share, "group_share": group_share, **shared, **dict.fromkeys(options.OUTPUT)}
+    given = ", ".join(f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None)
+    check_options(
+        (given and not (train or pool), f"{given} would have no effect: a task is made from --train and --pool."),
+        (bool(train) != bool(pool), "a task is made from both --train and --pool; with neither, NAME.npz is checked."),
     )
-    console().print(printable(made), markup=False)
+    for option, value in (("--share", share), ("--group-share", group_share)):
+        check_options((value is not None and not 0 < value < 1, f"{option} must be between 0 and 1; got {value}."))
+    from kcal.benchmark import read_task, write_task
+
+    if train is None or pool is None:
+        made = read_task(path)
+    else:
+        check_writable(path, (".npz",), inputs=tuple(inputs.values()), option="NAME.npz")
+        from kcal.cli.data import read
+
+        parts, names = read_parts(train, pool, shared)
+        matrices = {name: shared[name] for name in MATRICES}
+        outside = None
+        if out_of_scope is not None:
+            outside = read(out_of_scope, matrices, MATRICES, prefix=("", "out_of_scope_"), needs=MATRICES)
+        made = write_task(
+            path,
+            *parts,
+            calibration_share=0.3 if share is None else share,
+            group_calibration_share=group_share,
+            classes=names,
+            out_of_scope=outside,
+        )
+    figures = {"task": path, "classes": list(made.classes)}
+    return Result(figures, lambda: console().print(printable(made), markup=False))
+
+
+MATRICES = ("embeddings", "logits")
+
+
+def read_parts(train: Path, pool: Path, shared: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    """Return training set and pool with labels that are indices of columns, and the class of every column."""
+    from dataclasses import replace
+
+    from kcal.cli.data import read
+    from kcal.validation import encode_labels
+
+    takes, needs = {*MATRICES, "labels", "groups"}, (*MATRICES, "labels")
+    parts = [
+        read(place, shared, takes, prefix=("", f"{name}_"), needs=needs)
+        for name, place in (("train", train), ("pool", pool))
+    ]
+    listed = [list(range(part.logits.shape[1])) if part.classes is None else part.classes.tolist() for part in parts]
+    if listed[0] != listed[1]:
+        expected = "must list the same classes in the same order"
+        raise InvalidInputError(f"{train} and {pool}", expected, remedy="Pass --classes.")
+    import numpy as np
+
+    classes = np.array(listed[0])
+    encoded = [replace(part, labels=encode_labels(part.labels, classes, "labels")) for part in parts]
+    return encoded, [str(name) for name in listed[0]]

@@ -1,4 +1,4 @@
-"""The steps of ``kcal demo``: a real network, calibrated from images to tables, and what to run next."""
+"""The command ``kcal demo``: a real network's probabilities, before and after, and what to run next."""
 
 from __future__ import annotations
 
@@ -10,24 +10,16 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 from timeit import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from rich.markup import escape
-
-from kcal.calibrators import make_calibrator
-from kcal.cli.output import check_writable, console, shown
-from kcal.cli.tables import method_title, methods_table
-from kcal.datasets import Example, load_example
-from kcal.deployment import CalibratedClassifier
-from kcal.embeddings import ClassifierOutputs
+import kcal
+from kcal.cli import options
+from kcal.cli.evaluate import method_title, methods_table
+from kcal.cli.output import Result, check_writable, console, shown
 from kcal.errors import InvalidInputError, MissingExtraError
-from kcal.files import atomic_path, write_arrays
-from kcal.metrics import Evaluation, reliability
-from kcal.metrics import evaluate as measure
-from kcal.projection import train_projection
+
+if TYPE_CHECKING:
+    from kcal.datasets import Example
 
 BLEND = "KCalBlend"
 DRAWN = ("uncal", "ts", BLEND)
@@ -47,43 +39,50 @@ probs = model.predict_proba(example.test.loader())
 
 @dataclass(frozen=True)
 class Results:
-    """What the demo computes from the network and the images.
+    """What the demo computes: calibrated networks, the network's outputs, and test probabilities by method."""
 
-    Attributes
-    ----------
-    models : dict
-        The calibrated network by method, fitted on the calibration part.
-    calibration, test : ClassifierOutputs
-        The network's outputs for the images of these parts.
-    probs : dict
-        Probabilities, (n, n_classes), by method for the test part.
+    models: dict[str, Any]
+    calibration: Any
+    test: Any
+    probs: dict[str, Any]
+
+
+@options.takes(options.OUTPUT)
+def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> Result:
+    """Calibrate a real, overconfident network, and show what changed.
+
+    A small torch network for pictures of clothes comes with kcal. The demo prints the lines of Python that calibrate
+    it, fits KCalBlend, KCal and the best methods on logits to its outputs for new pictures, prints their metrics, and
+    writes a picture, a model and data to continue with. It takes less than a minute.
+
+    [bold]Example[/]
+
+    [green]kcal demo --out kcal-demo[/]
     """
-
-    models: dict[str, CalibratedClassifier]
-    calibration: ClassifierOutputs
-    test: ClassifierOutputs
-    probs: dict[str, NDArray[Any]]
-
-
-def run_demo(out: Path, *, quiet: bool) -> None:
-    """Calibrate the network of the example by several methods, and write and show what they change."""
     if out.exists() and not out.is_dir():
-        raise InvalidInputError(str(out), "is not a folder", remedy="Give the name of a folder with --out.")
+        raise InvalidInputError("--out", "must be a folder", got=f"the file {out}")
     out.mkdir(parents=True, exist_ok=True)
     check_writable(out / "model.kcal")
+    import torch
+
     start = perf_counter()
-    example = load_example()
+    example = kcal.load_example()
     torch.set_num_threads(1)  # with arrays this small, threads wait for each other, most of all on a busy machine
-    if not quiet:
+    is_shown = not shared["quiet"] and shared["json_file"] != "-"
+    if is_shown:
         show_code(example)
-    results = run_methods(example, quiet=quiet)
+    results = run_methods(example, quiet=not is_shown)
     picture = draw(example, results.probs, out / "reliability.png")
     model = results.models[BLEND].save(out / "model.kcal")
     write_parts(example, results, out)
-    if not quiet:
-        show(example, results.probs, picture)
+    evaluations = evaluate_test(results.probs, example)
+
+    def show_all() -> None:
+        show(evaluations, results.probs, picture)
         show_times(example, results, perf_counter() - start)
         show_next_commands(out, model)
+
+    return Result({name: evaluation.metrics for name, evaluation in evaluations.items()}, show_all)
 
 
 def run_methods(example: Example, *, quiet: bool) -> Results:
@@ -95,24 +94,27 @@ def run_methods(example: Example, *, quiet: bool) -> Results:
     return Results(models, calibration, test, {name: model.predict_proba(test) for name, model in models.items()})
 
 
-def make_models(example: Example, *, quiet: bool) -> dict[str, CalibratedClassifier]:
+def make_models(example: Example, *, quiet: bool) -> dict[str, Any]:
     """Return the network with every method of the demo, unfitted."""
+    from kcal.calibrators import make_calibrator
+
     network, train, progress = example.network(), example.train, False if quiet else None
-    projection = train_projection(train.embeddings, train.labels, progress=progress)
+    projection = kcal.train_projection(train.embeddings, train.labels, progress=progress)
     calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "sms", "dircal")}
     calibrators["kcal"] = make_calibrator("kcal", projection=projection)
     calibrators[BLEND] = make_calibrator("kcal-blend")
     return {
-        name: CalibratedClassifier(network, calibrator, progress=progress) for name, calibrator in calibrators.items()
+        name: kcal.CalibratedClassifier(network, calibrator, progress=progress)
+        for name, calibrator in calibrators.items()
     }
 
 
-def evaluate_test(probs: dict[str, NDArray[Any]], example: Example) -> dict[str, Evaluation]:
+def evaluate_test(probs: dict[str, Any], example: Example) -> dict[str, Any]:
     """Return the metrics of every method on the test part."""
-    return {name: measure(values, example.test.labels) for name, values in probs.items()}
+    return {name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()}
 
 
-def draw(example: Example, probs: dict[str, NDArray[Any]], path: Path) -> Path | None:
+def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
     """Write reliability diagrams of every class before, after the usual method and after the blend.
 
     Without matplotlib there is no picture.
@@ -121,6 +123,9 @@ def draw(example: Example, probs: dict[str, NDArray[Any]], path: Path) -> Path |
         from kcal.plots import reliability_grid
     except MissingExtraError:
         return None
+    from kcal.files import atomic_path
+    from kcal.metrics import reliability
+
     labels, columns = example.test.labels, range(len(example.classes))
     rows = {
         method_title(name): [
@@ -137,6 +142,10 @@ def draw(example: Example, probs: dict[str, NDArray[Any]], path: Path) -> Path |
 
 def write_parts(example: Example, results: Results, folder: Path) -> None:
     """Write the network's outputs as files that the other commands take."""
+    import numpy as np
+
+    from kcal.files import write_arrays
+
     classes, train = np.array(example.classes), example.train
     calibration, test = (
         {"embeddings": part.embeddings, "logits": part.logits, "labels": classes[part.labels]}
@@ -159,14 +168,13 @@ def show_code(example: Example) -> None:
         f"calibrated on {len(example.calibration):,} others and tested on {len(example.test):,} more. In Python this "
         "takes three lines, the same for any torch classifier and its loader of (inputs, labels):\n"
     )
-    screen.print(escape(CODE), style="green", soft_wrap=True)
+    screen.print(CODE, style="green", soft_wrap=True, markup=False)
     screen.print(f"This is {BLEND} in the table.\n")
 
 
-def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None) -> None:
+def show(evaluations: dict[str, Any], probs: dict[str, Any], picture: Path | None) -> None:
     """Print the table and what it means."""
     screen = console()
-    evaluations = evaluate_test(probs, example)
     screen.print(methods_table(evaluations))
     screen.print(
         "↑ higher is better, ↓ lower is better, bold is best. ECE: expected calibration error; CECE: of each class; "
@@ -190,8 +198,12 @@ def show(example: Example, probs: dict[str, NDArray[Any]], picture: Path | None)
 
 def show_times(example: Example, results: Results, seconds: float) -> None:
     """Print the time per image of the network and of the calibration of its outputs."""
+    import torch
+
     model, images = results.models[BLEND], example.test.inputs()[:IMAGES_PER_BATCH]
-    outputs = ClassifierOutputs(*(part[:IMAGES_PER_BATCH] for part in (results.test.embeddings, results.test.logits)))
+    outputs = kcal.ClassifierOutputs(
+        *(part[:IMAGES_PER_BATCH] for part in (results.test.embeddings, results.test.logits))
+    )
     with torch.inference_mode():
         network_time, blend_time = (
             f"{1e6 / len(images) * median(repeat(call, number=1, repeat=15)):.0f} µs"

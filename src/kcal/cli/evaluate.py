@@ -1,117 +1,406 @@
-"""The command ``kcal evaluate``: metrics of a model, of methods or of probabilities on labelled data."""
+"""The commands ``kcal evaluate``, metrics of a model or of probabilities, and ``kcal compare``, of several methods."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import typer
-
+import kcal
 from kcal.cli import options
-from kcal.cli.messages import check_options
+from kcal.cli.messages import check_options, error_text
+from kcal.cli.output import Result, check_writable, console, shown, simple_table
+from kcal.errors import InvalidInputError, KcalError, KcalWarning, MissingExtraError, warn
+
+MAX_DETAILED = 4
+"""Methods of which all metrics are shown; of more, the main ones."""
 
 
+DATA = options.MATRICES | options.LABELS | options.GROUPS | options.WEIGHTS
+
+
+@options.takes(options.OUTPUT, options.MEASURING, DATA | options.IDS | options.CLASSES)
 def evaluate(
     model: options.Evaluated,
-    data: options.OptionalData = None,
-    methods: options.Methods = None,
-    train: options.Train = None,
-    train_labels: options.TrainLabels = None,
-    report: options.Report = None,
-    json_file: options.Json = None,
+    data: options.TestData = None,
     before: options.Before = None,
-    pictures: options.Pictures = None,
-    allow_overlap: options.AllowOverlap = False,
-    confidence: options.Confidence = None,
-    resamples: options.Resamples = None,
-    seed: options.ResamplingSeed = None,
-    no_intervals: options.NoIntervals = False,
-    labels: options.Labels = None,
-    logits: options.Logits = None,
-    groups: options.RowGroups = None,
-    weights: options.Weights = None,
-    classes: options.Classes = None,
-    labels_are_positions: options.LabelsArePositions = False,
-    label_column: options.LabelColumn = None,
-    group_column: options.GroupColumn = None,
-    weight_column: options.WeightColumn = None,
-    id_column: options.IdColumn = None,
-    feature_columns: options.FeatureColumns = None,
-    logit_columns: options.LogitColumns = None,
-) -> None:
+    probabilities: options.Probabilities = None,
+    **shared: options.Shared,
+) -> Result:
     """Measure a model on labelled data: accuracy, calibration errors, Brier losses, log-loss, with intervals.
 
     If the data have [cyan]logits[/] too, the network's own probabilities are shown beside the model's. Rows that the
-    model was fitted on are refused. Keys of an npz file may begin with [cyan]test_[/]. With [cyan]groups[/], the
-    intervals resample whole groups; [cyan]weights[/] are the relative importance of the rows.
+    model was fitted on are rejected. Names in an npz file may begin with [cyan]test_[/]. With [cyan]groups[/], the
+    intervals resample whole groups; [cyan]weights[/] are the relative importance of the rows. Without DATA, MODEL is a
+    file of probabilities, such as kcal predict writes. kcal compare fits several methods.
 
     [bold]Examples[/]
 
     [green]kcal evaluate model.kcal test.npz --report report[/]
 
-    [green]kcal evaluate model.kcal test.csv --label-column diagnosis --logit-columns 'z_*' --json metrics.json[/]
+    [green]kcal evaluate model.kcal test.csv --labels diagnosis --logits 'z_*' --json metrics.json[/]
 
     [green]kcal evaluate after.csv --labels labels.npy --before before.csv[/]
-
-    [green]kcal evaluate calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
-    arguments = locals()
-    from kcal.cli.comparison import fit_methods, load_probabilities, measure_all, predict_model
-    from kcal.cli.data import Source
-    from kcal.cli.files import SUFFIXES
-    from kcal.cli.output import check_writable, console, shown
-    from kcal.cli.parameters import parse_methods
-    from kcal.cli.report import check_report, evaluations_to_json, write_evaluations
-    from kcal.cli.tables import show_evaluations
-    from kcal.files import write_whole
-    from kcal.persistence import load_calibrator
+    no_model = shared["allow_overlap"] or shared["logits"]
+    check_options(
+        (not data and model.suffix in (".kcal", ".safetensors"), f"{model} needs DATA: kcal evaluate {model} DATA."),
+        (not data and no_model, "--logits and --allow-overlap need a MODEL and DATA."),
+        (data and probabilities is not None, "--probabilities is for a file of probabilities, without DATA."),
+    )
+    check_measuring(shared, (model, data, before))
+    more = {"labels", "weights", *(("ids",) if before else ()), *(() if shared["no_intervals"] else ("groups",))}
+    if data is None:
+        comparison = read_probabilities(model, probabilities, shared, more)
+    else:
+        from kcal.cli.data import check_overlap, read_for
+
+        calibrator = kcal.load(model)
+        takes = more if before else {*more, "logits"}
+        outputs = read_for(calibrator, data, shared, takes, needs=("labels",))
+        check_classes(shared["classes"], calibrator.classes_)
+        if not shared["allow_overlap"]:
+            check_overlap(calibrator, outputs, data)
+        comparison = apply_model(calibrator, outputs)
+    if before is not None:
+        comparison = with_before(before, probabilities, comparison)
+    sources = {"model" if data else "probabilities": model, "data": data, "before": before}
+    return measure(comparison, shared, sources)
+
+
+@options.takes(options.OUTPUT, options.MEASURING, DATA | options.CLASSES)
+def compare(
+    calibration: options.Calibration,
+    data: options.Data,
+    methods: options.Methods = "ts,sms,kcal-blend",
+    train: options.Train = None,
+    train_labels: options.TrainLabels = None,
+    **shared: options.Shared,
+) -> Result:
+    """Fit several methods on one file, and measure them on another: the network's own probabilities come first.
+
+    With [cyan]--methods all[/], methods that lack their inputs or their package are left out with a warning. Options
+    about data hold for both files.
+
+    [bold]Example[/]
+
+    [green]kcal compare calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
+    """
+    check_options((train_labels is not None and not train, "--train-labels needs --train, the file they belong to."))
+    names = parse_methods(methods, kcal.METHODS)
+    check_measuring(shared, (calibration, data, train))
+    skips = methods.strip() == "all"
+    comparison = fit_methods(names, calibration, data, shared, (train, train_labels), skip_failures=skips)
+    return measure(comparison, shared, {"calibration": calibration, "data": data})
+
+
+class Comparison(NamedTuple):
+    """Probabilities (n_samples, n_classes) by method, and the outputs that they are for; columns follow ``classes``."""
+
+    probs: dict[str, Any]
+    outputs: Any
+    classes: Any
+
+
+def parse_methods(text: str, known: Mapping[str, Any]) -> list[str]:
+    """Return names of methods, each once; "all" means every method that is not slow."""
+    from kcal.calibrators.registry import SLOW
+
+    quick = [name for name, method in known.items() if method.cost < SLOW]
+    chosen = quick if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    for name in chosen:
+        check_options(
+            (name not in known, f"--methods: {name!r} is not one of all, {', '.join(known)}."),
+            (chosen.count(name) > 1, f"--methods names {name} more than once."),
+        )
+    return chosen
+
+
+def method_title(name: str) -> str:
+    """Return the full name of a method; other names, such as "before", stay as they are."""
+    return kcal.METHODS[name].title if name in kcal.METHODS else name
+
+
+def check_measuring(shared: Mapping[str, Any], inputs: tuple[Path | None, ...]) -> None:
+    """Raise early for options without effect, and for a report that could not be written after long work."""
+    report, useless = shared["report"], ("confidence", "resamples", "seed", "groups")
+    given = ", ".join(f"--{name}" for name in useless if shared[name] is not None)
+    check_options(
+        (shared["pictures"] and not report, "--pictures is about the report; give --report FOLDER too."),
+        (shared["no_intervals"] and given, f"{given} would have no effect with --no-intervals."),
+    )
+    if report is not None:
+        import_module("kcal.report")  # raises with the command that installs matplotlib if it is missing
+        above = next(place for place in (report, *report.absolute().parents) if place.exists())
+        if not above.is_dir():
+            raise InvalidInputError("--report", "must be a folder", got=f"{above}, which is a file")
+        check_writable(above / "report.html", inputs=inputs, option="--report")
+
+
+def check_classes(given: str | None, classes: Any) -> None:
+    """Raise if the user lists other classes than those of the model."""
+    from kcal.cli.data import parse_classes
+
+    expected = [str(label) for label in classes.tolist()]
+    if given is not None and sorted(parse_classes(given) or ()) != sorted(expected):
+        raise InvalidInputError("--classes", f"must be those of the model, {', '.join(expected)}", got=given)
+
+
+def apply_model(calibrator: Any, outputs: Any) -> Comparison:
+    """Return a model's probabilities, after those of the network's logits if there are any."""
+    probs = network_probs(calibrator, outputs)
+    if calibrator.method not in probs:
+        probs[calibrator.method] = kcal.predict_on(calibrator, outputs)
+    return Comparison(probs, outputs, calibrator.classes_)
+
+
+def network_probs(calibrator: Any, outputs: Any) -> dict[str, Any]:
+    """Return the network's own probabilities in the order of the model's classes, if that order is known."""
+    import numpy as np
+
+    from kcal.cli.data import in_order_of
+
+    classes = calibrator.classes_
+    if outputs.logits is None:
+        return {}
+    n_columns, representation = outputs.logits.shape[1], "logits"
+    is_counted = classes.dtype.kind in "iu" and classes.tolist() == list(range(len(classes)))
+    reason = f"the logits have {n_columns:,} columns for {len(classes):,} classes" if n_columns != len(classes) else ""
+    if calibrator.needs_logits_:
+        representation = calibrator.get_params().get("representation", "logits")
+    elif outputs.classes is None and not is_counted:
+        reason = reason or "it is unknown which column of the logits is which class. List them with --classes"
+    elif not reason:
+        outputs = in_order_of(outputs, classes)
+    if reason:
+        warn(f"The network's own probabilities are left out: {reason}.", KcalWarning)
+        return {}
+    labels = np.repeat(classes[:1], len(outputs.logits))  # any labels: nothing is learned from them
+    network = kcal.Uncalibrated(representation=representation).fit(outputs.logits, labels, classes=classes)
+    return {"uncal": network.predict_proba(outputs.logits)}
+
+
+def read_probabilities(path: Path, name: str | None, shared: Mapping[str, Any], more: set[str]) -> Comparison:
+    """Return the probabilities of a file, and what else it says of the same rows."""
+    import numpy as np
+
+    from kcal.cli.data import read
+
+    names = {**shared, "logits": name or probabilities_name(path)}
+    try:
+        outputs = read(path, names, {"logits", *more}, needs=("labels",))
+    except InvalidInputError as error:
+        what = error.parameter.replace("logits", "probabilities")
+        remedy = error.remedy or "Name probabilities with --probabilities."
+        raise InvalidInputError(what, error.expected, got=error.got, remedy=remedy) from error
+    n_columns = outputs.logits.shape[1]
+    classes = np.arange(n_columns) if outputs.classes is None else outputs.classes
+    if len(classes) != n_columns:
+        raise InvalidInputError(str(path), f"has {n_columns:,} columns of probabilities for {len(classes):,} classes")
+    return Comparison({"probabilities": outputs.logits}, outputs, classes)
+
+
+def probabilities_name(path: Path) -> str:
+    """Return what kcal predict calls probabilities in a file; the array of an npy file has no name."""
+    return {".npz": "probabilities", ".npy": "logits"}.get(path.suffix.lower(), "p_*")
+
+
+def with_before(path: Path, name: str | None, after: Comparison) -> Comparison:
+    """Return the comparison with the probabilities of another file in place of the network's."""
+    from kcal.cli.data import in_order_of, same_rows
+
+    outputs = kcal.read_outputs(path, embeddings=None, logits=name or probabilities_name(path))
+    same_rows(after.outputs, outputs, str(path))
+    kept = {name: probs for name, probs in after.probs.items() if name != "uncal"}
+    return after._replace(probs={"before": in_order_of(outputs, after.classes).logits} | (kept or after.probs))
+
+
+def fit_methods(
+    names: list[str],
+    path: Path,
+    test_path: Path,
+    shared: Mapping[str, Any],
+    train: tuple[Path | None, str | None],
+    *,
+    skip_failures: bool,
+) -> Comparison:
+    """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first.
+
+    ``train`` are the file of the training set and its labels. With ``skip_failures``, a method that cannot be fitted
+    or applied is left out with a warning.
+    """
+    from kcal.calibrators import make_calibrator
+    from kcal.cli.data import check_overlap, read, read_training
     from kcal.progress import working
 
-    check_options(
-        (methods is None and (train or train_labels), "--train and --train-labels are for --methods, which fits them."),
-        (methods and not data, "--methods needs two files: kcal evaluate CALIBRATION DATA --methods ts,kcal."),
-        (methods and (before or logits), "--before and --logits have no effect with --methods."),
-        (pictures and not report, "--pictures is about the report; give --report FOLDER too."),
-        (not data and model.suffix.lower() not in SUFFIXES, f"{model} needs DATA: kcal evaluate {model} DATA."),
-        (
-            not data and (logits or logit_columns or allow_overlap),
-            "--logits, --logit-columns and --allow-overlap need a MODEL and DATA.",
-        ),
-        (
-            no_intervals and (confidence, resamples, seed, groups or group_column) != (None, None, None, None),
-            "--confidence, --resamples, --seed, --groups and --group-column have no effect with --no-intervals.",
-        ),
-    )
-    names = None if methods is None else parse_methods(methods)
-    inputs = (model, data, labels, logits, groups, weights, before, train, train_labels)
-    json_path = None if json_file in (None, "-") else Path(str(json_file))
-    if json_path is not None:
-        check_writable(json_path, inputs=inputs, option="--json")
-    if report is not None:
-        check_report(report, inputs)
-    test = Source.from_options(data or model, arguments, prefixes=("", "test_"))
-    if names is not None:
-        choices = {"allow_overlap": allow_overlap, "skip_failures": methods == "all"}
-        comparison = fit_methods(names, model, test, (train, train_labels), **choices)
-    elif data is None:
-        comparison = load_probabilities(test, before)
-    else:
-        comparison = predict_model(load_calibrator(model), test, before, allow_overlap)
-    test.check_used()
-    level = None if no_intervals else 0.95 if confidence is None else confidence
+    calibrators = [make_calibrator(name) for name in names]
+    learners = [calibrator for calibrator in calibrators if calibrator.uses_training_set]
+    check_options((train[0] and not learners, "--train has no effect: none of these methods learns from it."))
+    takes = {"embeddings", "logits", "labels", "groups", "weights"}
+    calibration = read(path, shared, takes, prefix=("", "calibration_"), needs=("labels",))
+    test = read(test_path, {**shared, **calibration.columns}, takes, prefix=("", "test_"), needs=("labels",))
+    if test.classes is None and calibration.columns:  # read by name, in the order of the calibration set
+        test = replace(test, classes=calibration.classes)
+    training = {one.inputs: read_training(one, path, calibration, shared, *train) for one in learners}
+    first: Comparison | None = None
+    probs: dict[str, Any] = {}
+    for name, calibrator in zip(names, calibrators, strict=True):
+        try:
+            with working(f"Fitting {name}"):
+                kcal.fit_on(calibrator, calibration, training.get(calibrator.inputs), classes=calibration.classes)
+                if not calibrator.needs_logits_ and calibrator.inputs == "both":
+                    warn(f"{name}: {path} has no logits, so it is fitted on embeddings alone.", KcalWarning)
+                if not shared["allow_overlap"]:
+                    check_overlap(calibrator, test, test_path)
+                found = apply_model(calibrator, in_order(test, calibrator))
+            order = class_indices(first or found, found)
+        except (InvalidInputError, MissingExtraError) as error:
+            text = f"{name}{' is left out' if skip_failures else ''}: {error_text(error, {})[0]}"
+            if not skip_failures:
+                raise KcalError(text) from error
+            warn(text, KcalWarning)
+            continue
+        first = first or found
+        for method, values in found.probs.items():
+            probs.setdefault(name if method == calibrator.method else method, values[:, order])
+    if first is None:
+        raise InvalidInputError("--methods", "must name a method that can be fitted; the warnings say why none can")
+    return first._replace(probs=dict(sorted(probs.items(), key=lambda item: item[0] != "uncal")))
+
+
+def in_order(test: Any, calibrator: Any) -> Any:
+    """Return the test set with its logits in the order of a fitted method's classes, if it takes them."""
+    from kcal.cli.data import in_order_of
+
+    return in_order_of(test, calibrator.classes_) if calibrator.needs_logits_ and test.logits is not None else test
+
+
+def class_indices(first: Comparison, other: Comparison) -> list[int]:
+    """Return where the classes of the first method are among those of another one."""
+    labels, expected = other.classes.tolist(), first.classes.tolist()
+    if set(labels) != set(expected):
+        problem = f"must be the same for all methods; got {len(labels)}, after {len(expected)}"
+        raise InvalidInputError("classes", problem, remedy="List all classes with --classes.")
+    return [labels.index(label) for label in expected]
+
+
+def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[str, Path | None]) -> Result:
+    """Return the metrics of every method, with intervals, after writing the report if there is to be one."""
+    from kcal.progress import working
+    from kcal.validation import encode_labels
+
+    outputs = comparison.outputs
+    labels = encode_labels(outputs.labels, comparison.classes, "labels")
+    confidence = None if shared["no_intervals"] else 0.95 if shared["confidence"] is None else shared["confidence"]
+    drawn = range(len(labels)) if outputs.groups is None else outputs.groups.tolist()
+    counted = [True] * len(labels) if outputs.weights is None else outputs.weights > 0
+    if confidence is not None and len({unit for unit, counts in zip(drawn, counted, strict=True) if counts}) < 2:
+        warn("There are no confidence intervals: there is only one sample or group to resample.", KcalWarning)
+        confidence = None
+    settings = {"resamples": shared["resamples"] or 1000, "seed": shared["seed"] or 0}
+    known = {"sample_weight": outputs.weights, "groups": None if confidence is None else outputs.groups}
     with working("Measuring"):
-        evaluations = measure_all(comparison, confidence=level, resamples=resamples or 1000, seed=seed or 0)
-    text = evaluations_to_json(evaluations, model, data)
-    if json_file == "-":
-        typer.echo(text)
-    else:
-        show_evaluations(evaluations)
-    if json_path is not None:
-        write_whole(json_path, f"{text}\n".encode())
-    if report is not None:
-        term = "probabilities" if data is None else "model" if methods is None else "calibration"
-        facts = {term: model, "data": data, "before": before}
-        settings = {"resamples": f"{resamples or 1000:,}", "seed": f"{seed or 0:,}"}
+        evaluations = {
+            name: kcal.evaluate(probs, labels, confidence=confidence, **known, **settings)
+            for name, probs in comparison.probs.items()
+        }
+    first = next(iter(evaluations.values()))
+    figures: dict[str, Any] = {name: None if path is None else str(path) for name, path in sources.items()}
+    for name in ("n_samples", "n_classes", "bins", "threshold", "clip", "confidence"):
+        figures[name] = getattr(first, name)
+    for name in ("metrics", "debiased", "intervals"):
+        figures[name] = {method: getattr(evaluation, name) for method, evaluation in evaluations.items()}
+    page = None
+    if shared["report"] is not None:
+        facts = {term: path.name for term, path in sources.items() if path is not None}  # folders are private
+        if outputs.groups is not None:
+            facts["groups"] = f"{len(set(drawn)):,}; the intervals resample whole groups"
         with working("Drawing the report"):
-            page = write_evaluations(report, comparison, evaluations, facts, settings, pictures or 20)
-        if json_file != "-":
-            console().print(f"The report is {shown(page)}", soft_wrap=True)
+            page = import_module("kcal.report").write_report(
+                shared["report"],
+                {method_title(name): probs for name, probs in comparison.probs.items()},
+                labels,
+                class_names=comparison.classes.tolist(),
+                evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
+                sample_weight=outputs.weights,
+                groups=outputs.groups,
+                sources=facts,
+                limit=shared["pictures"] or 20,
+                settings={} if confidence is None else {name: f"{value:,}" for name, value in settings.items()},
+            )
+    return Result(figures, lambda: show_evaluations(evaluations, page))
+
+
+def show_evaluations(evaluations: Mapping[str, Any], page: Path | None) -> None:
+    """Print the metrics with their intervals, and how they were computed."""
+    screen, first = console(), next(iter(evaluations.values()))
+    screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
+    is_detailed = len(evaluations) <= MAX_DETAILED
+    screen.print(metrics_table(evaluations) if is_detailed else methods_table(evaluations))
+    best = ", bold is best" if len(evaluations) > 1 else ""
+    screen.print(
+        f"↑ higher is better, ↓ lower is better{best}. {first.bins} bins with equal counts unless noted; class-wise "
+        f"errors over probabilities of at least {first.threshold:.4g}."
+    )
+    if first.confidence is not None:
+        screen.print(
+            f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling. Chance makes calibration "
+            "errors larger; debiased is without that part, and what their interval is about."
+        )
+    if not is_detailed:
+        screen.print("--json FILE and --report FOLDER have all metrics.")
+    if page is not None:
+        screen.print(f"The report is {shown(page)}", soft_wrap=True)
+
+
+def metrics_table(evaluations: Mapping[str, Any]) -> Any:
+    """Return all metrics, each with a line per method, its debiased value and its interval; the best in bold."""
+    from kcal.metrics import METRICS
+
+    first = next(iter(evaluations.values()))
+    is_alone = len(evaluations) == 1
+    intervals = () if first.confidence is None else ("debiased", f"{100 * first.confidence:.6g} % interval")
+    methods = () if is_alone else ("method",)
+    table = simple_table("metric", *methods, "value", *intervals, n_texts=1 + len(methods))
+    for name in first.metrics:
+        metric = METRICS[name]
+        title = metric.labelled(metric.description if is_alone else metric.title)
+        values = metric.format_beside([evaluation.metrics[name] for evaluation in evaluations.values()])
+        for (method, evaluation), (text, is_best) in zip(evaluations.items(), values, strict=True):
+            cells = [] if is_alone else [shown(method_title(method))]
+            cells.append(f"[bold]{text}[/]" if is_best else text)
+            if intervals:
+                debiased = evaluation.debiased.get(name)
+                cells += ["" if debiased is None else metric.format(debiased), interval_text(evaluation, metric)]
+            table.add_row(title, *cells)
+            title = ""
+    return table
+
+
+def methods_table(evaluations: Mapping[str, Any]) -> Any:
+    """Return methods as rows and the main metrics as columns, intervals below the values; the best of each in bold."""
+    from kcal.benchmark.results import MAIN_METRICS
+    from kcal.metrics import METRICS
+
+    metrics = [METRICS[name] for name in MAIN_METRICS]
+    table = simple_table("method", *(metric.labelled(metric.title) for metric in metrics))
+    columns = [
+        metric.format_beside([evaluation.metrics[metric.name] for evaluation in evaluations.values()])
+        for metric in metrics
+    ]
+    for row, (method, evaluation) in enumerate(evaluations.items()):
+        cells = []
+        for metric, column in zip(metrics, columns, strict=True):
+            text, is_best = column[row]
+            interval = interval_text(evaluation, metric)
+            cells.append((f"[bold]{text}[/]" if is_best else text) + (f"\n[dim]{interval}[/]" if interval else ""))
+        table.add_row(shown(method_title(method)), *cells)
+    return table
+
+
+def interval_text(evaluation: Any, metric: Any) -> str:
+    """Return the interval of a metric, escaped for rich; nothing without one."""
+    interval = evaluation.intervals.get(metric.name)
+    return "" if interval is None else f"\\[{metric.format(interval.low)}, {metric.format(interval.high)}]"

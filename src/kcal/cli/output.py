@@ -1,23 +1,22 @@
-"""Write probabilities, arrays and tables; a file is complete or absent."""
+"""What the commands print and write; a file is complete or absent."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from typer import BadParameter
 
-from kcal.cli.files import TABLES, require_pyarrow
-from kcal.distributed.tables import prediction_columns
 from kcal.errors import InvalidInputError, printable
-from kcal.files import atomic_path, with_mark, write_arrays
 
 
 class _NothingToWriteError(Exception):
@@ -32,6 +31,40 @@ def console() -> Console:
 def shown(text: object) -> str:
     """Return text from data, files or options for a rich console: control characters and markup escaped."""
     return escape(printable(text))
+
+
+def simple_table(*titles: str, n_texts: int = 1) -> Table:
+    """Return an empty table with a line below its heading: ``n_texts`` columns of text, then numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="left" if place < n_texts else "right", overflow="fold")
+    return table
+
+
+class Result(NamedTuple):
+    """What a command found: figures for ``--json``, and a function that shows them."""
+
+    figures: Any
+    show: Callable[[], None]
+
+
+def line(text: object, **figures: Any) -> Result:
+    """Return a result that is shown as one line, which may be wider than the terminal, such as one with a path."""
+    return Result(figures, lambda: console().print(shown(text), soft_wrap=True))
+
+
+def finish(result: Result, *, quiet: bool, json_file: str | None) -> None:
+    """Show a result, unless ``quiet``, and write it as JSON where the user wants it; NaN is null."""
+    standard = json.loads(json.dumps(result.figures, default=str), parse_constant=lambda _: None)
+    text = json.dumps(standard, indent=2, allow_nan=False)
+    if json_file == "-":
+        typer.echo(text)
+    elif not quiet:
+        result.show()
+    if json_file not in (None, "-"):
+        from kcal.files import write_whole
+
+        write_whole(json_file, f"{text}\n".encode())
 
 
 @contextmanager
@@ -50,12 +83,20 @@ def shown_log(name: str, quiet: bool) -> Iterator[None]:
 
 
 def check_writable(
-    path: Path, suffixes: tuple[str, ...] = (), *, inputs: tuple[Path | None, ...] = (), option: str = "--out"
+    path: Path | str | None,
+    suffixes: tuple[str, ...] = (),
+    *,
+    inputs: Sequence[Path | None] = (),
+    option: str = "--out",
 ) -> None:
     """Raise early if a file could not be written later, or is also an input; ``option`` is how the user named it."""
+    if path is None or str(path) == "-":
+        return
+    from kcal.files import atomic_path
+
+    path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes and not path.is_dir():
-        example = path.with_suffix(suffixes[0]) if path.name else f"model{suffixes[0]}"
-        raise BadParameter(f"{option} must end in {', '.join(suffixes)}; got {str(path)!r}. Try {str(example)!r}.")
+        raise BadParameter(f"{option} must end in {', '.join(suffixes)}; got {str(path)!r}.")
     for other in inputs:
         if other is not None and path.exists() and other.exists() and path.samefile(other):
             raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")
@@ -63,42 +104,21 @@ def check_writable(
         raise _NothingToWriteError
 
 
-def write_predictions(
-    path: Path,
-    probs: NDArray[Any],
-    classes: NDArray[Any],
-    *,
-    ids: NDArray[Any] | None = None,
-    id_column: str = "id",
-    evidence: NDArray[Any] | None = None,
-) -> None:
-    """Write probabilities (n, n_classes) in the format of the suffix; npy has only these, the others also the rest."""
-    if path.suffix.lower() == ".npz":
-        arrays = {} if ids is None else {"ids": ids}
-        more = {} if evidence is None else {"evidence": evidence}
-        prediction = classes[probs.argmax(axis=1)]
-        write_arrays(path, arrays | {"prediction": prediction, "probabilities": probs, "classes": classes} | more)
-    elif path.suffix.lower() in TABLES:
-        write_table(path, prediction_columns(probs, classes, ids=ids, id_column=id_column, evidence=evidence))
-    else:
-        with atomic_path(path) as temporary, temporary.open("wb") as file:
-            np.save(file, probs, allow_pickle=False)
-
-
-def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     """Write columns by name to a parquet or csv file; text that a spreadsheet program would run is marked as text."""
+    from kcal.embeddings.read import require_pyarrow
+    from kcal.files import atomic_path, with_mark
+
     pyarrow = require_pyarrow()
     is_csv = path.suffix.lower() == ".csv"
     if is_csv:
-        columns = {with_mark(name): _mark_texts(values) for name, values in columns.items()}
+        cells = {name: values.tolist() if values.dtype.kind in "UO" else values for name, values in columns.items()}
+        columns = {
+            with_mark(name): [with_mark(cell) if isinstance(cell, str) else cell for cell in values]
+            if isinstance(values, list)
+            else values
+            for name, values in cells.items()
+        }
     table = pyarrow.table(dict(columns))
     with atomic_path(path) as temporary:
         (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)
-
-
-def _mark_texts(values: NDArray[Any]) -> NDArray[Any]:
-    """Return a column whose texts are marked; an array of objects may hold some."""
-    if values.dtype.kind not in "UO":
-        return values
-    marked = [with_mark(value) if isinstance(value, str) else value for value in values.tolist()]
-    return np.array(marked, dtype=object)

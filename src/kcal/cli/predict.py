@@ -1,11 +1,25 @@
-"""The command ``kcal predict``: calibrated probabilities for new data."""
+"""The commands ``kcal predict``, calibrated probabilities for new data, and ``kcal explain``, what they come from."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from glob import has_magic
+from pathlib import Path
+from typing import Any
+
+import kcal
 from kcal.cli import options
 from kcal.cli.messages import check_options
+from kcal.cli.output import Result, check_writable, console, line, shown, shown_log, simple_table, write_table
+
+FORMATS = (".npz", ".npy", ".parquet", ".csv")
+FIGURES = (".png", ".pdf", ".svg")
+SHOWN_ROWS = 3
+"""Rows that kcal explain shows, at most."""
 
 
+@options.takes(options.OUTPUT, options.MATRICES | options.IDS)
 def predict(
     model: options.Model,
     data: options.SeveralData,
@@ -14,19 +28,14 @@ def predict(
     engine: options.Engine = "local",
     address: options.Address = None,
     workers: options.Workers = None,
-    quiet: options.Quiet = False,
-    logits: options.LogitsBeside = None,
-    ids: options.Ids = None,
-    label_column: options.LabelColumn = None,
-    id_column: options.IdColumn = None,
-    feature_columns: options.FeatureColumns = None,
-    logit_columns: options.LogitColumns = None,
-) -> None:
+    **shared: options.Shared,
+) -> Result:
     """Write calibrated probabilities for new data, as npz, npy, parquet or csv by the suffix of FILE.
 
-    Tables get a column [cyan]prediction[/] and a column [cyan]p_CLASS[/] for each class; npz files the keys
-    [cyan]prediction, probabilities, classes[/]; npy files only the probabilities. Ids are copied. Keys of an npz file
-    may begin with [cyan]test_[/]. A kcal-blend that was fitted with logits needs them here too.
+    Tables get a column [cyan]prediction[/] and a column [cyan]p_CLASS[/] for each class; npz files the arrays
+    [cyan]prediction, probabilities, classes[/]; npy files only the probabilities. Ids are copied. Names in an npz file
+    may begin with [cyan]test_[/]. A model that was fitted on a table finds its columns by their names. A kcal-blend
+    that was fitted with logits needs them here too.
 
     Several parquet files, named by their folder or by a pattern in quotes, are scored part by part into a folder of
     parquet files, here or on the machines of a Ray cluster. If that is stopped, the same command continues it.
@@ -37,45 +46,225 @@ def predict(
 
     [green]kcal predict model.kcal 'data/*.parquet' --engine ray --out scores[/]
     """
-    arguments = locals()
-    from kcal.cli.partitioned import ENGINES, names_several, predict_files
-
     check_options(
-        (engine not in ENGINES, f"--engine must be one of {', '.join(ENGINES)}; got {engine!r}."),
+        (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
         (engine != "ray" and (address or workers), "--address and --workers have no effect without --engine ray."),
     )
-    if engine == "ray" or names_several(data):
-        predict_files(arguments)
-        return
+    if engine == "ray" or is_several(data):
+        return predict_files(model, data, out, evidence, engine, (workers, address), shared)
+    suffix = out.suffix.lower()
+    unused = evidence and suffix == ".npy"
+    check_options((unused, "--evidence has no effect: npy files have only probabilities. Use npz."))
+    check_writable(out, FORMATS, inputs=(model, data))
     from rich.filesize import decimal
 
-    from kcal.cli.data import Source
-    from kcal.cli.files import SUFFIXES, TABLES, require_pyarrow
-    from kcal.cli.output import check_writable, console, shown, write_predictions
-    from kcal.cli.samples import load_to_predict, predict_dataset
-    from kcal.errors import InvalidInputError
-    from kcal.persistence import load_calibrator
+    from kcal.cli.data import read_for
+    from kcal.embeddings.read import TABLES, require_pyarrow
 
-    check_writable(out, SUFFIXES, inputs=(model, data, logits, ids))
-    suffix = out.suffix.lower()
     if suffix in TABLES:
         require_pyarrow()
-    unused = f"--evidence has no effect with {str(out)!r}: npy files have only probabilities. Use npz."
-    check_options((evidence and suffix == ".npy", unused))
-    calibrator = load_calibrator(model)
+    calibrator = kcal.load(model)
+    check_evidence(calibrator, evidence)
+    outputs = read_for(calibrator, data, shared, () if suffix == ".npy" else ("ids",))
+    probs = kcal.predict_on(calibrator, outputs)
+    shares = calibrator.evidence(outputs.matrix(calibrator.inputs)) if evidence else None  # type: ignore[attr-defined]
+    write_predictions(out, probs, calibrator.classes_, outputs, shares)
+    text = f"{out}: {len(probs):,} rows of {probs.shape[1]:,} probabilities, {decimal(out.stat().st_size)}"
+    return line(text, file=out, n_rows=len(probs), classes=calibrator.classes_.tolist())
+
+
+def check_evidence(calibrator: Any, evidence: bool) -> None:
+    """Raise if a model has no evidence to add."""
     if evidence and not calibrator.has_evidence:
-        raise InvalidInputError("--evidence", f"needs a kcal model; {model} is of method {calibrator.method}")
-    takes_both = calibrator.inputs == "both" and calibrator.needs_logits_
-    unused = f"--logits has no effect here: {model} was not fitted on embeddings and logits."
-    check_options((logits and not takes_both, unused))
-    source = Source.from_options(data, arguments, prefixes=("", "test_"))
-    samples = load_to_predict(calibrator, source, keys=() if suffix == ".npy" else ("ids",))
-    source.check_used()
-    probs = predict_dataset(calibrator, samples)
-    shares = calibrator.evidence(samples.matrix(calibrator.inputs)) if evidence else None
-    ids_column, names = id_column or "id", samples.ids
-    write_predictions(out, probs, calibrator.classes_, ids=names, id_column=ids_column, evidence=shares)
-    if not quiet:
-        n_rows, n_classes = probs.shape
-        text = f"{out}: {n_rows:,} rows of {n_classes:,} probabilities, {decimal(out.stat().st_size)}"
-        console().print(shown(text), soft_wrap=True)
+        raise kcal.InvalidInputError("--evidence", "needs a kcal model", got=f"one of method {calibrator.method}")
+
+
+def write_predictions(path: Path, probs: Any, classes: Any, outputs: Any, evidence: Any) -> None:
+    """Write probabilities (n, n_classes) in the format of the suffix; npy has only these, the others also the rest."""
+    import numpy as np
+
+    from kcal.distributed.tables import prediction_columns
+    from kcal.files import atomic_path, write_arrays
+
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        arrays = {"ids": outputs.ids, "prediction": classes[probs.argmax(axis=1)], "probabilities": probs}
+        arrays |= {"classes": classes, "evidence": evidence}
+        write_arrays(path, {name: values for name, values in arrays.items() if values is not None})
+    elif suffix == ".npy":
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.save(file, probs, allow_pickle=False)
+    else:
+        (id_column,) = outputs.columns.get("ids", ("id",))
+        write_table(path, prediction_columns(probs, classes, ids=outputs.ids, id_column=id_column, evidence=evidence))
+
+
+def is_several(data: Path) -> bool:
+    """Return whether a path is a pattern or a folder of tables, not a file or a folder of ``kcal.extract``."""
+    if data.is_dir():
+        return not (data / "outputs.json").exists()
+    return has_magic(str(data)) and not data.exists()
+
+
+def predict_files(
+    model: Path,
+    data: Path,
+    out: Path,
+    evidence: bool,
+    engine: str,
+    workers: tuple[int | None, str | None],
+    shared: Mapping[str, Any],
+) -> Result:
+    """Run ``kcal predict`` on several parquet files, part by part; ``workers`` are their number and address."""
+    from kcal.cli.data import check_unused, parts_to_predict
+    from kcal.distributed import Columns, Workers
+    from kcal.distributed import predict as predict_parts
+    from kcal.distributed.engine import require_ray
+    from kcal.distributed.tables import InputFile, find_files
+    from kcal.embeddings.read import match_columns, require_pyarrow
+
+    (require_ray if engine == "ray" else require_pyarrow)()
+    calibrator = kcal.load(model)
+    check_evidence(calibrator, evidence)
+    files = find_files(data)
+    available = list(InputFile.read(files[0]).columns)
+    needs = parts_to_predict(calibrator)
+    check_unused(shared, {*needs, "ids"})
+    ids = next(iter(match_columns("ids", shared["ids"] or "ids", available)), None)
+    columns = []
+    for part, fitted in needs.items():
+        found = match_columns(part, shared[part] or fitted or part, available, (ids or "",))
+        if not found:
+            problem, remedy = f"has no {part}; it has {', '.join(available)}", f"Name their columns with --{part}."
+            raise kcal.InvalidInputError(str(files[0]), problem, remedy=remedy)
+        columns.append(in_order(found, shared[part] or part, fitted, calibrator))
+    with shown_log("kcal.distributed", shared["quiet"]):
+        result = predict_parts(
+            files,
+            calibrator,
+            out,
+            columns=Columns(*columns, *[()] * (2 - len(columns)), ids, ids or "id"),
+            evidence=evidence,
+            engine=engine,
+            workers=Workers(workers[0], address=workers[1]),
+            progress=False if shared["quiet"] else None,
+        )
+    return line(result, folder=result.folder, n_rows=result.n_rows, n_parts=result.n_parts)
+
+
+def in_order(columns: tuple[str, ...], name: str, fitted: Sequence[str], calibrator: Any) -> tuple[str, ...]:
+    """Return columns in the order of those that a model was fitted on or, where they are named so, of its classes."""
+    from kcal.embeddings.read import class_names
+
+    classes = [str(label) for label in calibrator.classes_.tolist()]
+    for names, order in ((columns, fitted), (class_names(columns, name), classes)):
+        if len(names) > 1 and sorted(names) == sorted(order):
+            return tuple(columns[names.index(text)] for text in order)
+    return columns
+
+
+@options.takes(options.OUTPUT, options.MATRICES | options.IDS)
+def explain(
+    model: options.Model,
+    data: options.Data,
+    row: options.ExplainedRows = None,
+    id_: options.ExplainedIds = None,
+    k: options.SampleCount = 5,
+    plot: options.Plot = None,
+    csv: options.Csv = None,
+    **shared: options.Shared,
+) -> Result:
+    """Show why a probability was given: its most influential calibration samples, by kcal, kcal-logits or kcal-blend.
+
+    Each sample has a share of the probability of its class. With all other samples and what is no sample (the network
+    and its refitted last layer of a kcal-blend; smoothing) the shares of a column sum to the probability. Of a
+    kcal-blend the contributions to the log-odds of the two most probable classes are shown, too. Without
+    [cyan]--row[/] and [cyan]--id[/] all rows are explained, and the first ones shown. Samples have the ids of kcal fit,
+    or row numbers of the calibration set.
+
+    [bold]Examples[/]
+
+    [green]kcal explain model.kcal new.npz --row 17 --plot why.png[/]
+
+    [green]kcal explain model.kcal new.csv --id patient-3 -k 10 --csv why.csv[/]
+    """
+    check_options((row and id_, "--row and --id choose rows in two ways; give one of them."))
+    check_writable(csv, (".csv",), inputs=(model, data), option="--csv")
+    check_writable(plot, FIGURES, inputs=(model, data), option="--plot")
+    import numpy as np
+
+    from kcal.cli.data import read_for
+    from kcal.embeddings.read import require_pyarrow
+
+    if csv is not None:
+        require_pyarrow()
+    if plot is not None:
+        from kcal import plots
+    calibrator: Any = kcal.load(model)
+    if not calibrator.has_explanations:
+        got = f"{model}, of method {calibrator.method}"
+        remedy = "Fit kcal, kcal-logits or kcal-blend."
+        raise kcal.InvalidInputError("MODEL", "must predict from calibration samples", got=got, remedy=remedy)
+    outputs = read_for(calibrator, data, shared, ("ids",))
+    rows = chosen_rows(outputs, data, row, id_)
+    beside = {"logits": outputs.logits[rows]} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
+    explanation = calibrator.explain(outputs.matrix(calibrator.inputs)[rows], k, **beside)
+    names = None if outputs.ids is None else outputs.ids[rows]
+    explanation = replace(explanation, numbers=rows)
+    titles = [f"row {number}" + ("" if names is None else f", {names[place]}") for place, number in enumerate(rows)]
+    if csv is not None:
+        columns = explanation.columns()
+        if names is not None:
+            known = dict(zip(rows.tolist(), names, strict=True))
+            places = columns.pop("row")
+            columns = {"row": places, "row_id": np.array([known[row] for row in places.tolist()]), **columns}
+        write_table(csv, columns)
+    if plot is not None:
+        from kcal.files import atomic_path
+        from kcal.plots.style import wrap_label
+
+        axes = plots.explanation(explanation, 0, title=wrap_label(f"{titles[0]}: {explanation.predictions[0]}"))
+        with atomic_path(plot) as temporary:
+            axes.get_figure(root=True).savefig(temporary, format=plot.suffix[1:].lower(), dpi=150)
+    entries = explanation.to_dict()
+    if names is not None:
+        entries = [{"row": e.pop("row"), "id": name, **e} for e, name in zip(entries, names.tolist(), strict=True)]
+    return Result(entries, lambda: show_explanation(explanation, titles))
+
+
+def chosen_rows(outputs: Any, path: Path, rows: Sequence[int] | None, ids: Sequence[str] | None) -> Any:
+    """Return the rows that the user chose by number or by id, in this order; all rows without a choice."""
+    import numpy as np
+
+    from kcal.cli.data import n_rows
+
+    if rows:
+        last = n_rows(outputs) - 1
+        if max(rows) > last:
+            raise kcal.InvalidInputError("--row", f"must be a row of {path}, 0 to {last:,}", got=f"{max(rows):,}")
+        return np.array(rows)
+    if not ids:
+        return np.arange(n_rows(outputs))
+    if outputs.ids is None:
+        raise kcal.InvalidInputError("--id", f"needs ids, and {path} has none", remedy="Name them with --ids.")
+    places = [np.flatnonzero(outputs.ids.astype(str) == name) for name in ids]
+    for name, found in zip(ids, places, strict=True):
+        if len(found) != 1:
+            got = f"{name!r}, which it has {len(found):,} times"
+            raise kcal.InvalidInputError("--id", f"must be an id that {path} has once", got=got)
+    return np.concatenate(places)
+
+
+def show_explanation(explanation: Any, titles: Sequence[str]) -> None:
+    """Print the tables of the first rows."""
+    screen = console()
+    for place, title in enumerate(titles[:SHOWN_ROWS]):
+        screen.print(f"[bold]{shown(title)}[/]: {shown(explanation.predictions[place])}", soft_wrap=True)
+        for lines, n_texts in ((explanation.cells(place), 2), (explanation.log_odds_cells(place), 1)):
+            if lines:
+                table = simple_table(*map(shown, lines[0]), n_texts=n_texts)
+                for cells in lines[1:]:
+                    table.add_row(*map(shown, cells), style="bold" if cells is lines[-1] else None)
+                screen.print(table)
+    if len(titles) > SHOWN_ROWS:
+        screen.print(f"and {len(titles) - SHOWN_ROWS:,} more; --csv FILE and --json FILE have all, --row N shows one.")

@@ -1,0 +1,305 @@
+"""The commands ``kcal fit``, ``kcal compress`` and ``kcal export``, which make models, and ``kcal methods``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import typer
+from rich.table import Table
+
+import kcal
+from kcal.cli import options
+from kcal.cli.messages import check_options
+from kcal.cli.output import Result, check_writable, console, line, shown, simple_table
+
+MODELS = (".kcal", ".safetensors")
+NOT_TYPED = ("head", "progress", "updates")
+"""Parameters of methods that are objects of Python, or about the screen."""
+
+
+@options.takes(
+    options.OUTPUT,
+    options.MATRICES | options.LABELS | options.GROUPS | options.WEIGHTS | options.IDS | options.CLASSES,
+    options.PARAMETERS,
+)
+def fit(
+    data: options.Data,
+    out: options.ModelOut,
+    method: options.Method = None,
+    settings: options.Set = None,
+    train: options.Train = None,
+    train_labels: options.TrainLabels = None,
+    **shared: options.Shared,
+) -> Result:
+    """Fit a calibrator on data that the network was not trained on, and write it to a file.
+
+    An npz file has the arrays [cyan]labels[/] and [cyan]embeddings[/], [cyan]logits[/] or both, and optionally
+    [cyan]groups, weights, ids, classes[/] and, from the network's own training set, [cyan]train_embeddings,
+    train_labels, train_groups[/]; the other names may begin with [cyan]calibration_[/]. A csv or parquet table has
+    columns such as [cyan]label, embedding_0, embedding_1, logit_cat, logit_dog[/], or columns of lists. Options such as
+    --labels name other arrays, columns or files (FILE, FILE:NAME). Without --method, embeddings and logits are blended
+    (kcal-blend); embeddings alone are fitted by kcal, logits alone by sms. Models of kcal, kcal-blend, knn and dac
+    contain embeddings of the calibration set or, for dac, of the training set: personal data, if the inputs were.
+
+    [bold]Examples[/]
+
+    [green]kcal fit calibration.npz --out model.kcal[/]
+
+    [green]kcal fit calibration.npz --method imax --set form=top --set bins=20 --out model.kcal[/]
+
+    [green]kcal fit calibration.csv --embeddings 'e*' --logits 'z_*' --out model.kcal[/]
+
+    [green]kcal fit calibration.csv --embeddings '*' --train train.csv --labels diagnosis -m kcal -o model.kcal[/]
+    """
+    check_writable(out, MODELS, inputs=(data, train))
+    from kcal.cli.data import check_unused, parts_to_fit, read, read_training, with_names
+
+    calibrator = None if method is None else build_calibrator(method, shared, settings or [])
+    takes = options.PARTS if calibrator is None else parts_to_fit(calibrator)
+    outputs = read(data, shared, takes, prefix=("", "calibration_"), needs=("labels",))
+    reason = ""
+    if calibrator is None:
+        method, reason = choose_method(outputs)
+        calibrator = build_calibrator(method, shared, settings or [], reason)
+        check_unused(shared, parts_to_fit(calibrator))
+    useless = shared["representation"] and outputs.logits is None
+    check_options((useless, "--representation has no effect: there are no logits."))
+    training = read_training(calibrator, data, outputs, shared, train, train_labels)
+    shares = calibrator.get_params().get("prior")
+    if isinstance(shares, dict) and outputs.labels.dtype.kind != "U":  # as typed, the classes are text
+        calibrator.set_params(prior={int(name) if name.isdecimal() else name: shares[name] for name in shares})
+    start = perf_counter()
+    kcal.fit_on(calibrator, with_names(outputs), training, classes=outputs.classes)
+    seconds = perf_counter() - start
+    kcal.save(calibrator, out)
+    summary = fit_summary(calibrator, outputs, out)
+
+    def show() -> None:
+        screen = console()
+        screen.print(f"[bold]{shown(kcal.METHODS[str(method)].title)}[/] fitted in {seconds:.1f} s")
+        if reason:
+            screen.print(reason)
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for title, text in summary.items():
+            table.add_row(title, "\n".join(shown(part) for part in text.split("\n")))
+        screen.print(table)
+
+    return Result({"method": method, "seconds": seconds, **summary}, show)
+
+
+def choose_method(outputs: Any) -> tuple[str, str]:
+    """Return the method for what the data hold, embeddings, logits or both, and why."""
+    if outputs.embeddings is not None and outputs.logits is not None:
+        method, reason = "kcal-blend", "there are embeddings and logits"
+    elif outputs.logits is not None:
+        method, reason = "sms", "there are logits, but no embeddings"
+    else:
+        method, reason = "kcal", "there are embeddings, but no logits"
+    return method, f"Method {method}, because {reason}; --method takes another."
+
+
+def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[str], reason: str = "") -> Any:
+    """Return an unfitted calibrator with the parameters that are given as options or with ``--set NAME=VALUE``.
+
+    The library checks their values; ``reason`` is why the method was chosen, for errors.
+    """
+    calibrators = kcal.calibrators  # type: ignore[attr-defined]
+    calibrator = calibrators.make_calibrator(method)
+    accepted = method_parameters(method)
+    chosen = {name: parse_value(shared[name]) for name in options.PARAMETERS if shared[name] is not None}
+    for text in settings:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        check_options(
+            (not equals or not value, f"--set must be NAME=VALUE, such as bins=20; got {text!r}."),
+            (name in chosen, f"--set {name}: this parameter is given more than once."),
+        )
+        chosen[name] = parse_value(value)
+    for name in chosen:
+        option = f"--{name.replace('_', '-')}" if shared.get(name) is not None else f"--set {name}"
+        known = ", ".join(accepted) or "none"
+        check_options((name not in accepted, f"{option}: parameters of method {method} are {known}. {reason}".strip()))
+    if shared["prior"] not in (None, "uniform"):
+        chosen["prior"] = parse_prior(shared["prior"])
+    untrained = chosen.get("projection") in ("identity", "unit")
+    searched = chosen.get("bandwidth", "cv") in ("cv", "published") or chosen.get("support") == "merged"
+    check_options(
+        (untrained and "dimension" in chosen, "--dimension has no effect with a projection that is not trained."),
+        (untrained and "recipe" in chosen, "--recipe has no effect with a projection that is not trained."),
+        (
+            chosen.get("folds") is not None and not searched,
+            "--folds has no effect with a bandwidth that is not searched.",
+        ),
+        (
+            (chosen.get("bandwidth_reference") is not None) != (chosen.get("bandwidth") == "rule"),
+            "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other: an earlier bandwidth "
+            "and the size of the rarest class then.",
+        ),
+    )
+    silent = {"progress": False} if shared["quiet"] and "progress" in calibrator.get_params() else {}
+    return calibrators.make_calibrator(method, **chosen, **silent)
+
+
+def method_parameters(method: str) -> dict[str, Any]:
+    """Return the parameters that can be typed for a method, with their defaults; those that define it are left out."""
+    factory = kcal.METHODS[method].factory
+    hidden = (*NOT_TYPED, *getattr(factory, "keywords", ()))
+    return {name: value for name, value in factory().get_params().items() if name not in hidden}
+
+
+def parse_value(text: str) -> Any:
+    """Return the JSON value; a list also without brackets or in round ones; anything else as text."""
+    inner = text.removeprefix("(").removesuffix(")").strip().removesuffix(",")
+    for form in (text, f"[{inner}]" if "," in text else text):
+        try:
+            return json.loads(form)
+        except (ValueError, RecursionError):
+            continue
+    return text
+
+
+def parse_prior(text: str) -> dict[str, float]:
+    """Return the share of each class by its name."""
+    try:
+        pairs = [(name.strip(), float(share)) for name, _, share in (part.rpartition("=") for part in text.split(","))]
+    except ValueError:
+        pairs = []
+    names = [name for name, _ in pairs]
+    wrong = not names or "" in names or len(set(names)) < len(names)
+    expected = "uniform, or a share for each class, such as cat=0.2,dog=0.8"
+    check_options((wrong, f"--prior must be {expected}; got {text!r}."))
+    return dict(pairs)
+
+
+def fit_summary(calibrator: Any, outputs: Any, path: Any) -> dict[str, str]:
+    """Return what was fitted on which columns, and the main results, label to text."""
+    from rich.filesize import decimal
+
+    from kcal.cli.data import n_rows, shorten
+
+    labels, weights = calibrator.classes_.tolist(), outputs.weights
+    counted = f"{n_rows(outputs):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
+    rows = {"classes": f"{len(labels):,}: {shorten(labels, 5)}", "samples": counted}
+    columns = {part: outputs.columns[part] for part in options.PARTS if part in outputs.columns}
+    rows |= {part: f"column{'s' if names[1:] else ''} {shorten(names)}" for part, names in columns.items()}
+    if calibrator.inputs == "both":
+        takes = f"{len(labels):,} columns" if calibrator.needs_logits_ else "none: fitted on embeddings alone"
+        rows.setdefault("logits", takes)
+    return {**rows, **calibrator.summary(), "file": f"{path}, {decimal(path.stat().st_size)}"}
+
+
+@options.takes(options.OUTPUT)
+def methods(name: options.MethodName = None, **shared: options.Shared) -> Result:
+    """List the methods, what they take and what they are called; or show the parameters of one, with their defaults.
+
+    A method takes the network's logits, its embeddings or both. Parameters are options of kcal fit, or set with --set.
+
+    [bold]Examples[/]
+
+    [green]kcal methods[/]
+
+    [green]kcal methods imax[/]
+    """
+    known = kcal.METHODS
+    check_options((name not in (None, *known), f"NAME must be one of {', '.join(known)}; got {name!r}."))
+    chosen = list(known) if name is None else [name]
+    result = {
+        key: {"title": known[key].title, "takes": known[key].inputs, "parameters": method_parameters(key)}
+        for key in chosen
+    }
+
+    def show() -> None:
+        screen = console()
+        table = simple_table("name", "title", "takes", n_texts=3)
+        for key in chosen:
+            extra = f" (pip install 'kcal\\[{known[key].extra}]')" if known[key].extra else ""
+            table.add_row(key, f"{known[key].title}{extra}", known[key].inputs)
+        screen.print(table)
+        if name is None:
+            screen.print("kcal methods NAME shows the parameters of a method.")
+            return
+        table = simple_table("parameter", "option", "default", n_texts=3)
+        for parameter, value in result[name]["parameters"].items():
+            is_option = parameter in options.PARAMETERS
+            option = f"--{parameter.replace('_', '-')}" if is_option else f"--set {parameter}=VALUE"
+            table.add_row(parameter, option, shown(json.dumps(value)))
+        screen.print(table)
+        typer.echo(inspect.getdoc(known[name].calibrator_class))
+
+    return Result(result, show)
+
+
+@options.takes(options.OUTPUT)
+def compress(
+    model: options.Model,
+    out: options.ModelOut,
+    size: options.SupportSize = None,
+    max_loss_increase: options.MaxLossIncrease = None,
+    method: options.Reduction = "kmeans",
+    min_cluster_size: options.MinClusterSize = 1,
+    **shared: options.Shared,
+) -> Result:
+    """Write a calibrator with fewer support points: smaller, faster, and with the means of samples in their place.
+
+    The samples of each class are merged into weighted means (kmeans), or some of them are kept (kernel-thinning,
+    herding, random). The bandwidth, and with --max-loss-increase the size, are chosen by out-of-fold predictions. A
+    mean of one sample is that sample: --min-cluster-size bounds how many samples a mean stands for.
+
+    [bold]Example[/]
+
+    [green]kcal compress model.kcal --size 0.1 --out small.kcal[/]
+    """
+    check_writable(out, MODELS, inputs=(model,))
+    calibrator = kcal.load(model)
+    if not hasattr(calibrator, "compress"):
+        raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")
+    small = calibrator.compress(
+        None if size is None else parse_value(size),
+        max_loss_increase=max_loss_increase,
+        method=method,
+        min_cluster_size=min_cluster_size,
+    )
+    kcal.save(small, out)
+    before, after = (one.support_size_ for one in (calibrator, small))
+    text = f"{out}: {after:,} support points in place of {before:,}"
+    return line(text, file=out, support_size=after, support_size_before=before)
+
+
+@options.takes(options.OUTPUT)
+def export(
+    model: options.Model,
+    out: options.OnnxOut,
+    data: options.VerifyData = None,
+    tolerance: options.Tolerance = None,
+    **shared: options.Shared,
+) -> Result:
+    """Write a calibrator as an ONNX file: embeddings and logits in, probabilities (and evidence) out.
+
+    The inputs are [cyan]embeddings[/], [cyan]logits[/] or both, as the method takes them, with any number of rows. The
+    file is verified before it is kept, on rows of --data or on rows made like the calibration set: onnxruntime must
+    predict as the calibrator does, at several batch sizes, and as torch does far from these rows. A network and its
+    calibration in one file are written in Python, by CalibratedClassifier.to_onnx.
+
+    [bold]Example[/]
+
+    [green]kcal export model.kcal --out head.onnx[/]
+    """
+    check_writable(out, (".onnx",), inputs=(model, data))
+    import torch
+    from rich.filesize import decimal
+
+    from kcal.cli.data import read_for
+    from kcal.deployment import TOLERANCE, HeadPredictor, metadata_of, write_onnx
+
+    calibrator: Any = kcal.load(model)
+    predictor = HeadPredictor(calibrator)
+    rows = calibrator.example_inputs() if data is None else vars(read_for(calibrator, data, {}))
+    example = [torch.as_tensor(rows[name]).float() for name in predictor.names]
+    metadata, show = metadata_of(calibrator), False if shared["quiet"] else None
+    write_onnx(predictor, example, out, metadata=metadata, tolerance=tolerance or TOLERANCE, progress=show)
+    signature = f"{', '.join(predictor.names)} to {', '.join(predictor.output_names)}"
+    text = f"{out}: {signature}, verified with onnxruntime, {decimal(out.stat().st_size)}"
+    return line(text, file=out, inputs=predictor.names, outputs=predictor.output_names)

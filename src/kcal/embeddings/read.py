@@ -1,0 +1,477 @@
+"""Read a classifier's outputs from a file: npz, npy, csv, parquet, or a folder of ``kcal.extract``.
+
+No code in a file is ever run, and no array is allocated before its header was compared with the bytes that hold it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kcal.embeddings.folder import read_outputs as read_folder
+from kcal.embeddings.outputs import ClassifierOutputs
+from kcal.errors import FileFormatError, InvalidInputError, KcalError, MissingExtraError
+from kcal.files import check_path, without_mark
+from kcal.validation import check_labels, check_matrix, check_weights
+
+MATRICES = ("embeddings", "logits")
+VECTORS = ("labels", "groups", "weights", "ids")
+PARTS = (*MATRICES, *VECTORS)
+SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
+TABLES = (".parquet", ".csv")
+MAX_RATIO = 200
+"""Bytes of a large array per byte of the file that holds it, at most; embeddings compress to a tenth at best."""
+LARGE = 2**28
+"""Bytes from which an array is large."""
+_OTHER_FILE = re.compile(r"(.+\.(?:npz|npy|parquet|csv))(?::(.+))?", re.IGNORECASE)
+
+Names = str | Sequence[str] | None
+
+
+@dataclass(frozen=True, repr=False)
+class FileOutputs(ClassifierOutputs):
+    """A classifier's outputs as a file has them.
+
+    Attributes
+    ----------
+    classes : ndarray, optional
+        The class of every column of the logits, if the file, the names of its columns or the caller list them.
+    columns : dict
+        Names of the columns of a table by part, such as ``{"embeddings": ("e_0", "e_1"), "labels": ("label",)}``.
+    available : tuple of str
+        All arrays or columns of the file.
+    """
+
+    classes: Any = None
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    available: tuple[str, ...] = ()
+
+
+def read_outputs(
+    path: str | os.PathLike[str],
+    *,
+    embeddings: Names = "embeddings",
+    logits: Names = "logits",
+    labels: str | None = "labels",
+    groups: str | None = "groups",
+    weights: str | None = "weights",
+    ids: str | None = "ids",
+    classes: Sequence[Any] | None = None,
+    prefix: str | Sequence[str] = "",
+) -> FileOutputs:
+    """Read a classifier's outputs from an npz, npy, csv or parquet file, or a folder that :func:`extract` wrote.
+
+    A part is an array of an npz file or columns of a table. A part under its default name, or the singular of it
+    (``label``), may be missing; one that is named otherwise must be there. None leaves a part out. In a table,
+    embeddings and logits are one column of lists, the columns that begin with the name and an underscore
+    (``logits_cat``, ``logits_dog``), those that match a pattern (``"z*"``; ``"*"`` for all that are nothing else), or a
+    list of columns. An npy file holds the embeddings or, with ``embeddings=None``, the logits. The name of another file
+    (``"labels.npy"``, ``"labels.csv:diagnosis"``) reads a part from there.
+
+    Parameters
+    ----------
+    path : str or path
+        The file or folder.
+    embeddings, logits : str, list of str or None
+        Names of the matrices; default "embeddings" and "logits".
+    labels, groups, weights, ids : str or None
+        Names of the values per sample; default as the arguments.
+    classes : sequence, optional
+        The class of every column of the logits. By default the array ``classes`` of an npz file or what the columns of
+        a table are called after the prefix. Integer labels are positions among classes that are passed, or that are in
+        the same npz file; otherwise labels are classes.
+    prefix : str or sequence of str, default ""
+        Text before all names in an npz file, such as "train_"; of several, the first with embeddings or logits.
+
+    Returns
+    -------
+    FileOutputs
+        A :class:`ClassifierOutputs` with ``classes`` and the names of columns; arrays in numpy, checked.
+    """
+    place = check_path(path)
+    wanted = dict(zip(PARTS, (embeddings, logits, labels, groups, weights, ids), strict=True))
+    file = _open(place)
+    prefixes = (prefix,) if isinstance(prefix, str) else tuple(prefix)
+    own = {part: name for part, name in wanted.items() if name is not None and not _other_file(name)}
+    matrices = [name for part, name in own.items() if part in MATRICES]
+    start = next((text for text in prefixes if any(f"{text}{name}" in file.names for name in matrices)), prefixes[0])
+    columns = _find_parts(file, own, start)
+    found = {part: file.read(part, names) for part, names in columns.items()}
+    for part, name in wanted.items():
+        if (match := _other_file(name)) is not None:
+            other = _open(Path(match[1]))
+            columns[part] = other.find(part, match[2] or part, "") or other.only(part)
+            found[part] = other.read(part, columns[part])
+            columns |= {} if other.is_table else {part: ()}
+    with _about(place):
+        checked = _check(found)
+        labels_here = "labels" in own
+        order, stored = _find_classes(file, classes, columns.get("logits", ()), wanted["logits"], start)
+        if order is not None and checked.get("labels") is not None:
+            checked["labels"], order = _match_labels(
+                checked["labels"], order, positions=classes is not None or (stored and labels_here)
+            )
+    named = {part: names for part, names in columns.items() if names and (file.is_table or part not in own)}
+    return FileOutputs(**checked, classes=order, columns=named, available=file.names)
+
+
+def match_columns(part: str, name: Names, available: Sequence[str], taken: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the columns of a table that are a part of the outputs, by its name as in :func:`read_outputs`.
+
+    ``taken`` are columns that the pattern ``"*"`` leaves out. Raise if the name is not a default and matches nothing.
+    """
+    if name is None:
+        return ()
+    if not isinstance(name, str):
+        missing = [column for column in name if column not in available]
+        if missing:
+            raise InvalidInputError(
+                part, f"must be in the table, which lacks {shorten(missing)}", got=_listed(available)
+            )
+        return tuple(name)
+    candidates = (name, name[:-1]) if name == part else (name,)
+    is_matrix = part in MATRICES
+    matches = [(text,) for text in candidates if text in available]
+    if is_matrix and "*" in name:
+        reserved = {text for vector in VECTORS for text in (vector, vector[:-1])} | set(taken)
+        matches = [tuple(text for text in available if fnmatchcase(text, name) and text not in reserved)]
+    elif is_matrix:
+        matches += [tuple(text for text in available if text.startswith(f"{start}_")) for start in candidates]
+    columns = next((names for names in matches if names), ())
+    if not columns and name != part:
+        raise InvalidInputError(part, f"must name what is there, {_listed(available)}", got=repr(name))
+    return columns
+
+
+def class_names(columns: Sequence[str], name: Names) -> tuple[str, ...]:
+    """Return what columns of logits are called after the start of their pattern or prefix: cat for logits_cat."""
+    if len(columns) < 2 or not isinstance(name, str):
+        return ()
+    match = _other_file(name)
+    pattern = (match[2] or "*") if match else name
+    if "*" not in pattern:
+        pattern = f"{pattern if columns[0].startswith(f'{pattern}_') else pattern[:-1]}_*"
+    start, _, end = pattern.partition("*")
+    return tuple(column[len(start) : len(column) - len(end)] for column in columns)
+
+
+def shorten(names: Sequence[Any], limit: int = 8) -> str:
+    """Return the first few names, for a message."""
+    more = f", … ({len(names):,} in all)" if len(names) > limit else ""
+    return ", ".join(str(name) for name in names[:limit]) + more
+
+
+def _listed(names: Sequence[str]) -> str:
+    return shorten(names) or "nothing with a name"
+
+
+def _other_file(name: Names) -> re.Match[str] | None:
+    """Return the match of a file, and of a name in it, in place of the name of an array or column."""
+    return _OTHER_FILE.fullmatch(name) if isinstance(name, str) else None
+
+
+@contextmanager
+def _about(path: Path) -> Iterator[None]:
+    """Put the name of the file before errors about what is in it."""
+    try:
+        yield
+    except InvalidInputError as error:
+        name = f"{path}: {error.parameter}"
+        raise InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy) from error
+
+
+def _find_parts(file: _Arrays | _Table, own: Mapping[str, Names], prefix: str) -> dict[str, tuple[str, ...]]:
+    """Return the arrays or columns of every part; a part that takes all other columns comes last."""
+    columns: dict[str, tuple[str, ...]] = {}
+    for part in sorted(own, key=lambda part: own[part] == "*"):
+        taken = {name for names in columns.values() for name in names}
+        with _about(file.path):
+            names = file.find(part, own[part], prefix, taken)
+        columns |= {part: names} if names else {}
+    if not columns.keys() & set(MATRICES) and (single := next((p for p in MATRICES if p in own), None)):
+        columns |= {single: (single,)} if file.is_single else {}
+    return columns
+
+
+def _check(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts as arrays: matrices of finite numbers, and one value per sample of everything else."""
+    checked: dict[str, Any] = {}
+    for part in MATRICES:
+        if part in found:
+            is_mapped = isinstance(found[part], np.memmap)  # it stays on disk, and is checked when it is used
+            checked[part] = (
+                found[part] if is_mapped else check_matrix(found[part], part, logits=part == "logits").numpy()
+            )
+    lengths = {part: len(values) for part, values in (checked or found).items()}
+    n_samples = next(iter(lengths.values()), 0)
+    if lengths.get("logits", n_samples) != n_samples:
+        raise InvalidInputError(
+            "logits", "must have one row per sample", got=f"{lengths['logits']:,} for {n_samples:,}"
+        )
+    for part in VECTORS:
+        if part in found:
+            checked[part] = _check_vector(found[part], part, n_samples)
+    return checked
+
+
+def _check_vector(values: NDArray[Any], part: str, n_samples: int) -> NDArray[Any]:
+    """Return labels, groups, ids or weights, one per sample; bytes are decoded, and 3.0 is 3."""
+    values = values.reshape(-1) if values.shape[1:] == (1,) else values
+    if part == "weights":
+        check_weights(values, n_samples, part)
+        return values
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    values = check_labels(values, n_samples, part)
+    if values.dtype.kind == "U" and (values == "").any():
+        raise InvalidInputError(part, "must not be blank", got=f"a blank at row {int(np.argmax(values == ''))}")
+    return values.astype(np.int64) if values.dtype.kind == "f" else values
+
+
+def _find_classes(
+    file: _Arrays | _Table,
+    given: Sequence[Any] | None,
+    columns: Sequence[str],
+    logits: Names,
+    prefix: str,
+) -> tuple[NDArray[Any] | None, bool]:
+    """Return the class of every column of the logits, if it is known, and whether an npz file stores it."""
+    names = class_names(columns, logits)
+    if given is not None:
+        classes = np.array(list(given))
+        typed = [str(label) for label in classes.tolist()]
+        if len(set(typed)) < max(len(typed), 2):
+            raise InvalidInputError("classes", "must be at least two, each once", got=shorten(typed) or "none")
+        if sorted(typed) == sorted(names) and typed != list(names):
+            raise InvalidInputError("classes", f"must follow the columns, {shorten(names)}", got=shorten(typed))
+        return classes, False
+    stored = next((name for name in (f"{prefix}classes", "classes") if name in file.names), None)
+    if stored is not None and not file.is_table and not names:  # columns of another file have names of their own
+        classes = file.read("classes", (stored,))
+        return _check_vector(classes, "classes", classes.size), True
+    numbers = [str(number) for number in range(len(names))]
+    return (None if list(names) == numbers else np.array(names) if names else None), False
+
+
+def _match_labels(labels: NDArray[Any], classes: NDArray[Any], *, positions: bool) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return labels and classes of one type; integers are positions among named classes only if that is known."""
+    if labels.dtype.kind not in "iu" or classes.dtype.kind != "U":
+        return labels, classes
+    if all(name.isdecimal() for name in classes.tolist()):
+        return labels, classes.astype(np.int64)
+    if not positions:
+        problem = f"are integers, but the classes have names: {shorten(classes.tolist())}"
+        remedy = "Give the labels by name, or pass the classes in the order in which the integers count them."
+        raise InvalidInputError("labels", problem, remedy=remedy)
+    if labels.min(initial=0) < 0 or labels.max(initial=0) >= len(classes):
+        worst = labels[(labels < 0) | (labels >= len(classes))][0]
+        raise InvalidInputError("labels", f"must be positions of classes, 0 to {len(classes) - 1}", got=str(worst))
+    return classes[labels], classes
+
+
+def _open(path: Path) -> _Arrays | _Table:
+    """Open a data file by its suffix, or a folder of outputs."""
+    if path.is_dir():
+        return _Folder(path)
+    if not path.exists():
+        raise InvalidInputError(str(path), "does not exist")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InvalidInputError(str(path), f"must end in {', '.join(SUFFIXES)} to be a data file")
+    return _Table(path) if suffix in TABLES else _Arrays(path)
+
+
+class _Arrays:
+    """The arrays of an npz file by name, or the single array of an npy file."""
+
+    is_table = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.is_single = path.suffix.lower() == ".npy"
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        if self.is_single:
+            return ()
+        with self._reading("it"), zipfile.ZipFile(self.path) as archive:
+            return tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+
+    def find(self, part: str, name: Names, prefix: str, taken: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the name of the array of a part, if there is one."""
+        if not isinstance(name, str) or (self.is_single and name == part):
+            return ()
+        candidates = [f"{prefix}{text}" for text in ((name, name[:-1]) if name == part else (name,))]
+        found = next((text for text in candidates if text in self.names), None)
+        if found is None and name != part:
+            raise InvalidInputError(part, f"must name what is there, {_listed(self.names)}", got=repr(candidates[0]))
+        return () if found is None else (found,)
+
+    def only(self, part: str) -> tuple[str, ...]:
+        """Return the name by which the single array is read; raise if there are several."""
+        if not self.is_single:
+            raise InvalidInputError(str(self.path), f"has no {part}; it has {_listed(self.names)}")
+        return (part,)
+
+    def read(self, part: str, names: Sequence[str]) -> NDArray[Any]:
+        """Return an array after its header was checked."""
+        with self._reading(names[0]):
+            if self.is_single:
+                with self.path.open("rb") as stream:
+                    return _read_array(stream, *[self.path.stat().st_size] * 2)
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"{names[0]}.npy") as stream:
+                info = archive.getinfo(f"{names[0]}.npy")
+                return _read_array(stream, info.file_size, info.compress_size)  # type: ignore[arg-type]
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Turn what numpy, zipfile and zlib raise on damaged files, which is almost anything, into one error."""
+        try:
+            yield
+        except KcalError as error:
+            raise FileFormatError(f"{self.path} cannot be read: {name} {error}") from error
+        except (PermissionError, IsADirectoryError):
+            raise
+        except Exception as error:
+            kind = self.path.suffix[1:]
+            raise FileFormatError(
+                f"{self.path} cannot be read: {name} is truncated, damaged or not in numpy's {kind} format."
+            ) from error
+
+
+def _read_array(stream: BinaryIO | Any, n_bytes: int, n_stored: int) -> NDArray[Any]:
+    """Return the array of an npy stream of ``n_bytes``, of which a compressed file holds ``n_stored``."""
+    version = np.lib.format.read_magic(stream)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise FileFormatError(
+            "contains Python objects, which are not read because that could run code. Convert it first: "
+            "array.astype(str) for names, array.astype(float) for numbers."
+        )
+    size = math.prod(shape) * dtype.itemsize
+    if size > n_bytes or (size > LARGE and size > MAX_RATIO * n_stored):
+        raise FileFormatError(f"declares {size:,} bytes, and the file holds {n_stored:,} for it.")
+    stream.seek(0)
+    array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
+class _Folder(_Arrays):
+    """The arrays of a folder that ``kcal.extract(..., to=folder)`` wrote; they stay on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.is_single = path, False
+        self._arrays = {name: array for name, array in vars(read_folder(path)).items() if array is not None}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._arrays)
+
+    def read(self, part: str, names: Sequence[str]) -> NDArray[Any]:
+        """Return an array."""
+        array: NDArray[Any] = self._arrays[names[0]]
+        return array
+
+
+def require_pyarrow() -> Any:
+    """Return pyarrow; raise with the command that installs it if it is missing."""
+    try:
+        import pyarrow
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "csv and parquet files are read and written with pyarrow, which is not installed. "
+            "Run: pip install 'kcal[tables]', or use npz and npy files."
+        ) from error
+    return pyarrow
+
+
+class _Table:
+    """The columns of a csv or parquet file."""
+
+    is_table, is_single = True, False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        pyarrow, is_csv = require_pyarrow(), path.suffix.lower() == ".csv"
+        with path.open("rb") as file:  # what cannot be opened is told as the system tells it
+            try:
+                table = pyarrow.csv.read_csv(file) if is_csv else pyarrow.parquet.read_table(file)
+                names = [without_mark(name) if is_csv else name for name in table.column_names]
+            except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+                advice = "It needs commas, a header, UTF-8 and as many cells in every row." if is_csv else ""
+                raise FileFormatError(
+                    f"{path} cannot be read as {path.suffix[1:]}: {reason}. {advice}".strip()
+                ) from error
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated or not table.num_rows:
+            problem = f"has more than one column called {shorten(repeated)}" if repeated else "has no rows"
+            raise InvalidInputError(str(path), problem)
+        self._table, self._has_marks = table.rename_columns(names), is_csv
+        self.names = tuple(name for name in names if name and not name.startswith("__index_level_"))  # of pandas
+
+    def find(self, part: str, name: Names, prefix: str, taken: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the columns of a part."""
+        return match_columns(part, name, self.names, taken)
+
+    def only(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part in a file of its own that does not have it under its name."""
+        if part in MATRICES:
+            return match_columns(part, "*", self.names)
+        if len(self.names) > 1:
+            raise InvalidInputError(str(self.path), f"has no {part}; it has {_listed(self.names)}")
+        return self.names
+
+    def read(self, part: str, names: Sequence[str]) -> NDArray[Any]:
+        """Return a matrix of numbers, or the values of one column."""
+        with _about(self.path):
+            return self._matrix(names) if part in MATRICES else self._vector(names[0])
+
+    def _matrix(self, names: Sequence[str]) -> NDArray[Any]:
+        """Return numeric columns side by side, or the lists of one column; float32 if all of them are at most that."""
+        pyarrow = require_pyarrow()
+        if len(names) == 1 and "list" in str(self._table.column(names[0]).type):
+            lists = self._table.column(names[0]).combine_chunks()
+            lengths = pyarrow.compute.list_value_length(lists).unique().to_pylist()
+            if len(lengths) != 1 or None in lengths:
+                raise InvalidInputError(f"column {names[0]!r}", "must have lists of one length in all rows")
+            columns = [lists.flatten().to_numpy(zero_copy_only=False)]
+        else:
+            columns = [self._table.column(name).to_numpy() for name in names]  # missing numbers become NaN
+        for name, column in zip(names, columns, strict=True):
+            if column.dtype.kind not in "biuf":
+                remedy = "Name the columns of numbers, such as 'e_*'."
+                raise InvalidInputError(f"column {name!r}", "must be numbers", got=f"{column[0]!r}", remedy=remedy)
+        is_narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
+        matrix = columns[0].reshape(self._table.num_rows, -1) if len(columns) == 1 else np.stack(columns, axis=1)
+        return matrix.astype(np.float32 if is_narrow else np.float64)
+
+    def _vector(self, name: str) -> NDArray[Any]:
+        """Return the values of a column: numbers, or text."""
+        values, types = self._table.column(name), require_pyarrow().types
+        if values.null_count:
+            row = int(np.flatnonzero(values.is_null().to_numpy())[0])
+            raise InvalidInputError(f"column {name!r}", "must have a value in every row", got=f"none in row {row}")
+        if types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        if types.is_binary(values.type):
+            raise FileFormatError(f"{self.path}: column {name!r} contains text that is not UTF-8.")
+        if types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type):
+            return np.asarray(values.to_numpy())
+        texts = [str(value) for value in values.to_pylist()]
+        return np.array([without_mark(text) for text in texts] if self._has_marks else texts)
