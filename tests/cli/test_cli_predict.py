@@ -189,6 +189,9 @@ def test_data_with_another_number_of_columns_are_refused(run, model):
 def test_a_foreign_or_missing_model_is_named(run, test_set):
     Path("foreign.kcal").write_bytes(b"not a model")
     assert "foreign.kcal is not a kcal file" in run("predict", "foreign.kcal", test_set, "-o", "p.npy", code=1).stderr
+    kcal.save(kcal.train_projection(blobs(90, 1)["embeddings"], blobs(90, 1)["labels"]), "projection.kcal")
+    for words in (("predict", "projection.kcal", test_set, "-o", "p.npy"), ("evaluate", "projection.kcal", test_set)):
+        assert "projection" in run(*words, code=1).stderr
     assert "missing.kcal" in run("predict", "missing.kcal", test_set, "-o", "p.npy", code=2).stderr
 
 

@@ -69,7 +69,7 @@ class Command(TyperCommand):
         """Run the command."""
         options = {item.name: max(item.opts, key=len) for item in self.params if item.param_type_name == "option"}
         options = {name: option for name, option in options.items() if name not in (*PARTS, "classes")}
-        options |= {item.name: item.metavar for item in self.params if item.param_type_name == "argument"}
+        options |= {item.name: str(item.metavar) for item in self.params if item.param_type_name == "argument"}
         settings = [text.partition("=")[0].strip() for text in ctx.params.get("settings") or ()]
         json_file, quiet = ctx.params.get("json_file"), ctx.params.get("quiet", False)
         inputs = [value for value in ctx.params.values() if isinstance(value, Path)]

@@ -56,8 +56,9 @@ def evaluate(
         comparison = read_probabilities(model, probabilities, shared, more)
     else:
         from kcal.cli.data import check_overlap, read_for
+        from kcal.persistence import load_calibrator
 
-        calibrator = kcal.load(model)
+        calibrator = load_calibrator(model)
         takes = more if before else {*more, "logits"}
         outputs = read_for(calibrator, data, shared, takes, needs=("labels",))
         check_classes(shared["classes"], calibrator.classes_)

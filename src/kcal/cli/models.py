@@ -107,7 +107,7 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
 
     The library checks their values; ``reason`` is why the method was chosen, for errors.
     """
-    calibrators = kcal.calibrators  # type: ignore[attr-defined]
+    calibrators = kcal.calibrators
     calibrator = calibrators.make_calibrator(method)
     accepted = method_parameters(method)
     chosen = {name: parse_value(shared[name]) for name in options.PARAMETERS if shared[name] is not None}
@@ -178,7 +178,8 @@ def fit_summary(calibrator: Any, outputs: Any, path: Any) -> dict[str, str]:
     """Return what was fitted on which columns, and the main results, label to text."""
     from rich.filesize import decimal
 
-    from kcal.cli.data import n_rows, shorten
+    from kcal.cli.data import n_rows
+    from kcal.embeddings.read import shorten
 
     labels, weights = calibrator.classes_.tolist(), outputs.weights
     counted = f"{n_rows(outputs):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
@@ -206,7 +207,7 @@ def methods(name: options.MethodName = None, **shared: options.Shared) -> Result
     known = kcal.METHODS
     check_options((name not in (None, *known), f"NAME must be one of {', '.join(known)}; got {name!r}."))
     chosen = list(known) if name is None else [name]
-    result = {
+    result: dict[str, dict[str, Any]] = {
         key: {"title": known[key].title, "takes": known[key].inputs, "parameters": method_parameters(key)}
         for key in chosen
     }
@@ -253,7 +254,9 @@ def compress(
     [green]kcal compress model.kcal --size 0.1 --out small.kcal[/]
     """
     check_writable(out, MODELS, inputs=(model,))
-    calibrator = kcal.load(model)
+    from kcal.persistence import load_calibrator
+
+    calibrator: Any = load_calibrator(model)
     if not hasattr(calibrator, "compress"):
         raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")
     small = calibrator.compress(
@@ -293,8 +296,9 @@ def export(
 
     from kcal.cli.data import read_for
     from kcal.deployment import TOLERANCE, HeadPredictor, metadata_of, write_onnx
+    from kcal.persistence import load_calibrator
 
-    calibrator: Any = kcal.load(model)
+    calibrator: Any = load_calibrator(model)
     predictor = HeadPredictor(calibrator)
     rows = calibrator.example_inputs() if data is None else vars(read_for(calibrator, data, {}))
     example = [torch.as_tensor(rows[name]).float() for name in predictor.names]

@@ -60,14 +60,15 @@ def predict(
 
     from kcal.cli.data import read_for
     from kcal.embeddings.read import TABLES, require_pyarrow
+    from kcal.persistence import load_calibrator
 
     if suffix in TABLES:
         require_pyarrow()
-    calibrator = kcal.load(model)
+    calibrator: Any = load_calibrator(model)
     check_evidence(calibrator, evidence)
     outputs = read_for(calibrator, data, shared, () if suffix == ".npy" else ("ids",))
     probs = kcal.predict_on(calibrator, outputs)
-    shares = calibrator.evidence(outputs.matrix(calibrator.inputs)) if evidence else None  # type: ignore[attr-defined]
+    shares = calibrator.evidence(outputs.matrix(calibrator.inputs)) if evidence else None
     write_predictions(out, probs, calibrator.classes_, outputs, shares)
     text = f"{out}: {len(probs):,} rows of {probs.shape[1]:,} probabilities, {decimal(out.stat().st_size)}"
     return line(text, file=out, n_rows=len(probs), classes=calibrator.classes_.tolist())
@@ -122,9 +123,10 @@ def predict_files(
     from kcal.distributed.engine import require_ray
     from kcal.distributed.tables import InputFile, find_files
     from kcal.embeddings.read import match_columns, require_pyarrow
+    from kcal.persistence import load_calibrator
 
     (require_ray if engine == "ray" else require_pyarrow)()
-    calibrator = kcal.load(model)
+    calibrator = load_calibrator(model)
     check_evidence(calibrator, evidence)
     files = find_files(data)
     available = list(InputFile.read(files[0]).columns)
@@ -143,7 +145,7 @@ def predict_files(
             files,
             calibrator,
             out,
-            columns=Columns(*columns, *[()] * (2 - len(columns)), ids, ids or "id"),
+            columns=Columns(columns[0], columns[1] if columns[1:] else (), ids, ids or "id"),
             evidence=evidence,
             engine=engine,
             workers=Workers(workers[0], address=workers[1]),
@@ -195,12 +197,13 @@ def explain(
 
     from kcal.cli.data import read_for
     from kcal.embeddings.read import require_pyarrow
+    from kcal.persistence import load_calibrator
 
     if csv is not None:
         require_pyarrow()
     if plot is not None:
         from kcal import plots
-    calibrator: Any = kcal.load(model)
+    calibrator: Any = load_calibrator(model)
     if not calibrator.has_explanations:
         got = f"{model}, of method {calibrator.method}"
         remedy = "Fit kcal, kcal-logits or kcal-blend."

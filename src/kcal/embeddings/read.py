@@ -143,7 +143,7 @@ def match_columns(part: str, name: Names, available: Sequence[str], taken: Colle
         return tuple(name)
     candidates = (name, name[:-1]) if name == part else (name,)
     is_matrix = part in MATRICES
-    matches = [(text,) for text in candidates if text in available]
+    matches: list[tuple[str, ...]] = [(text,) for text in candidates if text in available]
     if is_matrix and "*" in name:
         reserved = {text for vector in VECTORS for text in (vector, vector[:-1])} | set(taken)
         matches = [tuple(text for text in available if fnmatchcase(text, name) and text not in reserved)]
@@ -333,7 +333,7 @@ class _Arrays:
                     return _read_array(stream, *[self.path.stat().st_size] * 2)
             with zipfile.ZipFile(self.path) as archive, archive.open(f"{names[0]}.npy") as stream:
                 info = archive.getinfo(f"{names[0]}.npy")
-                return _read_array(stream, info.file_size, info.compress_size)  # type: ignore[arg-type]
+                return _read_array(stream, info.file_size, info.compress_size)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
