@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import copysign, exp, inf, isfinite, isnan, log, sqrt
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,7 +142,7 @@ class BandwidthChoice:
         With ``scan`` it begins with the usual interval. If it predicts only some samples, others than the search
         before, it is pulled towards the expected bandwidth, in which earlier searches have their part.
         """
-        options = {"n_predicted": NEAR_SAMPLES, "seed": len(support), "min_prob": self.min_prob}
+        options: dict[str, Any] = {"n_predicted": NEAR_SAMPLES, "seed": len(support), "min_prob": self.min_prob}
         loss = LeaveOutLoss(support, kernel=kernel, keys=keys, **options)
         left_out = max(0.0, 1.0 - NEAR_SAMPLES / len(support))
         pull = left_out / (NEAR_SAMPLES * EXPECTED_SPREAD**2)

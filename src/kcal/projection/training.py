@@ -324,7 +324,7 @@ class _Descent:
         points, backward = _forward(self.module, self.embeddings.index_select(0, batch.rows))
         n = batch.n_queries
         queries, background = (points, points) if n is None else (points[:n], points[n:])
-        options = {"bandwidth": self.bandwidth, "hidden": batch.hidden, "shares": batch.shares}
+        options: dict[str, Any] = {"bandwidth": self.bandwidth, "hidden": batch.hidden, "shares": batch.shares}
         loss, to_queries, to_background = mean_loss(queries, background, batch.own, batch.log_weights, **options)
         self.optimizer.zero_grad()
         backward(to_queries + to_background if n is None else torch.cat([to_queries, to_background]))
