@@ -124,6 +124,7 @@ def test_many_samples_are_drawn_as_other_samples(problem: Problem) -> None:
     [
         ({"row": 9}, "row must be an integer from 0 to 8; got 9"),
         ({"images": IMAGES[:3]}, r"images must have a picture for each row .*; got 3"),
+        ({"images": IMAGES[0]}, "images must be an array of pictures"),
         ({"images": np.full((240, 2, 2), np.nan)}, "images must be pictures"),
         ({"images": np.zeros((240, 2, 2, 2))}, "images must be pictures"),
         ({"query": IMAGES}, "query must be pictures"),

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import InvalidInputError
 from kcal.plots.arguments import check_arguments, check_kind
 from kcal.plots.style import COUNTS, GAP, OBSERVED_EDGE, SERIES, wrap_label
-from kcal.validation import check_integer, to_numbers
+from kcal.validation import check_integer, shown, to_numbers
 
 if TYPE_CHECKING:
     from kcal.calibrators import Explanation
@@ -163,6 +163,9 @@ def _draw_pictures(panel: SubFigure, pictures: list[tuple[tuple[Any, ...], NDArr
 
 def _pictures(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
     """Return the pictures at some rows, and read no others: ``images`` may be a memory map."""
+    if len(getattr(images, "shape", ())) not in (3, 4):
+        expected = "must be an array of pictures, (n, height, width) or (n, height, width, 3)"
+        raise InvalidInputError("images", expected, got=shown(images))
     if rows.min() < 0:
         raise InvalidInputError("images", "must be left out: some support points are not rows of the calibration set")
     if len(images) <= rows.max():
