@@ -279,8 +279,8 @@ def test_errors_of_the_folder_name_the_file_that_was_asked_for(
     path = tmp_path / "models" / "network.onnx"
     path.parent.mkdir()
 
-    def read_only(*_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path.parent / ".1234.onnx"))
+    def read_only(file: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", read_only)

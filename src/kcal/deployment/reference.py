@@ -52,8 +52,9 @@ def head_from_reference(stored: dict[str, Any] | str | None) -> LayerHead | None
     if stored == FUNCTION:
         expected = "must be given again: it is a function, of which nothing is stored"
         raise InvalidInputError("head", expected, got="None", remedy="Pass head= to CalibratedClassifier.")
-    has_fields = isinstance(stored, dict) and set(stored) == set(FIELDS)
-    if not has_fields or not all(isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
+    if not isinstance(stored, dict) or set(stored) != set(FIELDS):
+        raise FileFormatError("the stored head is damaged.")
+    if any(not isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
         raise FileFormatError("the stored head is damaged.")
     return LayerHead(**stored)
 
