@@ -56,9 +56,11 @@ def serve(
     from kcal.cli.output import console, shown
     from kcal.errors import MissingExtraError
 
-    for name in ("fastapi", "jinja2", "prometheus_client", "uvicorn"):
+    packages = {"grpc": "grpc"} if grpc_port is not None else {}
+    packages |= dict.fromkeys(("fastapi", "jinja2", "prometheus_client", "uvicorn"), "serve")
+    for name, extra in packages.items():
         if find_spec(name) is None:
-            message = f"The service needs {name}, which is not installed. Run: pip install 'kcal[serve]'"
+            message = f"The service needs {name}, which is not installed. Run: pip install 'kcal[{extra}]'"
             raise MissingExtraError(message)
     gc.disable()  # collections would take a fifth of the time of these imports, and free next to nothing
     try:

@@ -31,7 +31,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from kcal.errors import InvalidInputError, KcalError, printable
 from kcal.serving.dashboard import render_dashboard, style_policy
-from kcal.serving.grpc import require_grpc, serve_grpc
+from kcal.serving.grpc import serve_grpc
 from kcal.serving.learning import FeedbackRecords
 from kcal.serving.protocol import (
     HEADER_LENGTH,
@@ -473,8 +473,6 @@ def make_server(settings: Settings, on_started: Callable[[str], None] | None = N
     ``on_started`` is called with the address when the server listens.
     """
     service = Service(settings)
-    if settings.grpc_port is not None:
-        require_grpc()
 
     class Server(uvicorn.Server):
         """A server that reports its address, stops if its only model cannot be loaded, and ends with exit code 0."""

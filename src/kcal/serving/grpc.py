@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import version as package_version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from fastapi import HTTPException
 from numpy.typing import NDArray
 
-from kcal.errors import InvalidInputError, MissingExtraError
+from kcal.errors import InvalidInputError
 from kcal.serving.protocol import (
     TYPES,
     InferenceRequest,
@@ -39,12 +38,6 @@ CODES = {
     422: "FAILED_PRECONDITION",
     503: "UNAVAILABLE",
 }
-
-
-def require_grpc() -> None:
-    """Raise with the command that installs the extra if it is missing."""
-    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
-        raise MissingExtraError("gRPC needs grpcio and protobuf. Run: pip install 'kcal[grpc]'")
 
 
 @cache

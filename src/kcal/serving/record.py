@@ -447,19 +447,17 @@ def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArra
 
 
 def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterable[Alarm]:
-    if report.alarm:
-        part = report.overall
-        message = f"Mean confidence is {percent(part.predicted, 1)}, accuracy {percent(part.observed, 1)}."
-        remedy = "Add labelled predictions to the calibration set, or fit the calibrator again."
-        yield Alarm("calibration", "alarm", message, remedy, part.alarm_at)
-    for part in report.classes:
-        if part.alarm:
-            message = f"Class {part.name}: predicted in {percent(part.predicted, 1)} of cases, observed in {percent(part.observed, 1)}."
-            yield Alarm("class", "alarm", message, "Label more samples of this class.", part.alarm_at)
-    for part in report.groups:
-        if part.alarm:
-            message = f"Group {part.name}: mean confidence {percent(part.predicted, 1)}, accuracy {percent(part.observed, 1)}."
-            yield Alarm("group", "alarm", message, "Find out what is different there.", part.alarm_at)
+    remedies = {
+        "calibration": "Add labelled predictions to the calibration set, or fit the calibrator again.",
+        "class": "Label more samples of this class.",
+        "group": "Find out what is different there.",
+    }
+    parts = [("calibration", [report.overall]), ("class", report.classes), ("group", report.groups)]
+    for kind, part in ((kind, part) for kind, listed in parts for part in listed if part.alarm):
+        words = ("predicted in", "observed in") if kind == "class" else ("mean confidence", "accuracy")
+        name = "All predictions" if kind == "calibration" else f"{kind.capitalize()} {part.name}"
+        message = f"{name}: {words[0]} {percent(part.predicted, 1)}, {words[1]} {percent(part.observed, 1)}."
+        yield Alarm(kind, "alarm", message, remedies[kind], part.alarm_at)
     if inputs_at is not None:
         remedy = "Check the source of the data, and label some of the latest predictions."
         yield Alarm("inputs", "alarm", "The inputs are no longer like the calibration set.", remedy, inputs_at)
