@@ -228,7 +228,8 @@ def explain(
 
         axes = plots.explanation(explanation, 0, title=wrap_label(f"{titles[0]}: {explanation.predictions[0]}"))
         with atomic_path(plot) as temporary:
-            axes.get_figure(root=True).savefig(temporary, format=plot.suffix[1:].lower(), dpi=150)
+            figure: Any = axes.get_figure(root=True)
+            figure.savefig(temporary, format=plot.suffix[1:].lower(), dpi=150)
     entries = explanation.to_dict()
     if names is not None:
         entries = [{"row": e.pop("row"), "id": name, **e} for e, name in zip(entries, names.tolist(), strict=True)]

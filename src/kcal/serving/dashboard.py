@@ -262,7 +262,7 @@ def _explanation_table(one: Any) -> dict[str, Any]:
             str(one.ids[0, place]),
             str(one.labels[0, place]),
             float(one.shares[0, place]),
-            one.distances[0, place].tolist(),
+            float(one.distances[0, place]),
         )
         for place in range(one.ids.shape[1])
     ]
@@ -270,7 +270,6 @@ def _explanation_table(one: Any) -> dict[str, Any]:
     return {
         "samples": samples,
         "others": [(name, float(part[0].sum())) for name, part in sums.items() if part[0].any()],
-        "metrics": list(one.metrics),
         "log_odds": one.log_odds_cells(0),
     }
 
