@@ -408,6 +408,7 @@ def test_label_with_inputs_replaces_the_sample_of_an_earlier_network(path, probl
             predictor = Predictor(load(path))
             predictor.version = "present"
             learner.start(predictor)
+            learner.predictor.version = "present"  # as that of a network would be
             assert not {"scan-1", "scan-2"} & used_ids(service)
             given = [
                 {"id": "scan-1", "label": "owl", "embeddings": x[5].tolist()},
