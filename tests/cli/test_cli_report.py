@@ -146,7 +146,7 @@ def test_the_report_holds_names_files_and_figures(run, calibration):
     assert "The report is out/report/report.html" in result.stdout
     assert result.stderr == ""
     assert "<script" not in page
-    for text in ("&lt;script&gt;", "a &quot;b&quot; &amp; c", "猫", "m.kcal", "test.npz", "no calibration", "KCal"):
+    for text in ("&lt;script&gt;", "a &#34;b&#34; &amp; c", "猫", "m.kcal", "test.npz", "no calibration", "KCal"):
         assert text in page
     assert "<dt>resamples</dt><dd>20</dd>" in page
     assert "<dt>seed</dt><dd>7</dd>" in page

@@ -1,161 +1,87 @@
-"""Bins against a slow loop that knows only the definition."""
+"""Bins of one event: which samples they hold, ties, edges, merging, and how they print."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcal.metrics import ReliabilityBins
-from kcal.metrics.binning import sort_predictions
-from kcal.metrics.predictions import Binning
+from kcal.errors import InvalidInputError
+from kcal.metrics import ReliabilityBins, reliability
 
-steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
-
-# A coarse grid makes ties, exact edges, zeros and ones common.
-PREDICTIONS = st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=60)
-BINS = st.integers(1, 25)
+steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
 
-def bin_pairs(pairs, *, bins, adaptive):
-    values = np.array([value / 20 for value, _ in pairs])
-    outcomes = np.array([outcome for _, outcome in pairs])
-    return sort_predictions(values, values[outcomes]).bin(Binning(bins, adaptive), of="confidence")
+def binned(values, occurred, **options):
+    """Bins of the probability of the second of two classes."""
+    values = np.asarray(values)
+    return reliability(np.column_stack([1 - values, values]), np.asarray(occurred, dtype=int), of=1, **options)
 
 
-def equal_count_slow(pairs, bins):
-    """Give every sample the mean outcome of its ties, sort, deal out n // bins each, one more at the end."""
-    mean_outcome = {}
-    for value, _ in pairs:
-        tied = [outcome for other, outcome in pairs if other == value]
-        mean_outcome[value] = sum(tied) / len(tied)
-    ordered = sorted(value for value, _ in pairs)
-    start, rows = 0, []
-    for b in range(bins):
-        size = len(pairs) // bins + (1 if b >= bins - len(pairs) % bins else 0)
-        members = ordered[start : start + size]
-        start += size
-        rows.append((size, [v / 20 for v in members], [mean_outcome[v] for v in members]))
-    return rows
-
-
-def equal_width_slow(pairs, bins):
-    """Put each sample in the bin (b/B, (b+1)/B] that holds it; 0 in the first."""
-    rows = []
-    for b in range(bins):
-        members = [
-            (v / 20, outcome) for v, outcome in pairs if (b / bins < v / 20 <= (b + 1) / bins) or (b == 0 and v == 0)
-        ]
-        rows.append((len(members), [v for v, _ in members], [outcome for _, outcome in members]))
-    return rows
+@st.composite
+def events(draw):
+    """Draw predictions on a coarse grid: ties, exact edges, zeros and ones are common."""
+    pairs = draw(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=60))
+    return np.array([value / 20 for value, _ in pairs]), np.array([outcome for _, outcome in pairs])
 
 
 @steady
-@given(pairs=PREDICTIONS, bins=BINS, adaptive=st.booleans())
-def test_bins_equal_the_slow_loop(pairs, bins, adaptive):
-    result = bin_pairs(pairs, bins=bins, adaptive=adaptive)
-    rows = (equal_count_slow if adaptive else equal_width_slow)(pairs, bins)
-    assert result.counts.tolist() == [count for count, _, _ in rows]
-    error = 0.0
-    for b, (count, values, outcomes) in enumerate(rows):
-        if count == 0:
-            assert np.isnan(result.mean_prediction[b])
-            assert np.isnan(result.observed_frequency[b])
-            continue
-        assert result.mean_prediction[b] == pytest.approx(np.mean(values))
-        assert result.observed_frequency[b] == pytest.approx(np.mean(outcomes), abs=1e-12)
-        error += count / len(pairs) * abs(np.mean(values) - np.mean(outcomes))
-    assert result.calibration_error == pytest.approx(error, abs=1e-12)
-
-
-@steady
-@given(pairs=PREDICTIONS, bins=BINS, adaptive=st.booleans(), seed=st.integers(0, 1000))
-def test_the_order_of_the_rows_changes_not_one_bit(pairs, bins, adaptive, seed):
-    shuffled = [pairs[i] for i in np.random.default_rng(seed).permutation(len(pairs))]
-    first = bin_pairs(pairs, bins=bins, adaptive=adaptive)
-    second = bin_pairs(shuffled, bins=bins, adaptive=adaptive)
-    for name in ("counts", "mean_prediction", "observed_frequency", "edges"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
-
-
-@steady
-@given(pairs=PREDICTIONS, bins=BINS)
-def test_equal_count_bins_differ_by_at_most_one_and_the_larger_come_last(pairs, bins):
-    counts = bin_pairs(pairs, bins=bins, adaptive=True).counts
-    assert counts.max() - counts.min() <= 1
-    assert (np.diff(counts) >= 0).all()
-    assert counts.sum() == len(pairs)
-
-
-@steady
-@given(pairs=PREDICTIONS, bins=BINS, adaptive=st.booleans())
-def test_no_outcome_is_lost_and_edges_enclose_the_predictions(pairs, bins, adaptive):
-    result = bin_pairs(pairs, bins=bins, adaptive=adaptive)
-    assert np.nansum(result.counts * result.observed_frequency) == pytest.approx(sum(o for _, o in pairs))
+@given(event=events(), bins=st.integers(1, 25), adaptive=st.booleans(), seed=st.integers(0, 1000))
+def test_bins_hold_every_sample_and_the_order_of_rows_is_exact(event, bins, adaptive, seed):
+    values, occurred = event
+    result = binned(values, occurred, bins=bins, adaptive=adaptive)
+    assert result.total == len(values)
+    assert np.nansum(result.counts * result.observed_frequency) == pytest.approx(occurred.sum())
+    assert np.nansum(result.counts * result.mean_prediction) == pytest.approx(values.sum())
     assert (np.diff(result.edges) >= 0).all()
-    filled = result.counts > 0
-    assert (result.mean_prediction[filled] >= result.edges[:-1][filled] - 1e-12).all()
-    assert (result.mean_prediction[filled] <= result.edges[1:][filled] + 1e-12).all()
+    if adaptive:
+        assert set(np.diff(result.counts)) <= {0, 1}  # the larger bins come last
+    else:
+        places = np.maximum(np.ceil(np.round(values * bins, 9)) - 1, 0).astype(int)
+        assert result.counts.tolist() == np.bincount(places, minlength=bins).tolist()
+    order = np.random.default_rng(seed).permutation(len(values))
+    again = binned(values[order], occurred[order], bins=bins, adaptive=adaptive)
+    for name in ("counts", "mean_prediction", "observed_frequency", "edges"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(result, name))
 
 
 def test_ties_across_a_cut_share_their_outcomes():
-    # Four equal predictions, one positive, two bins: half a positive in each.
-    values = np.full(4, 0.5)
-    result = sort_predictions(values, values[:1]).bin(Binning(2, True), of=0)
+    result = binned(np.full(4, 0.5), [1, 0, 0, 0], bins=2)
     assert result.counts.tolist() == [2, 2]
     assert result.observed_frequency.tolist() == [0.25, 0.25]
     assert result.edges.tolist() == [0.5, 0.5, 0.5]
 
 
-def test_equal_width_bins_are_closed_on_the_right_and_hold_zero_and_one():
-    values = np.array([0.0, 0.05, 0.15, 0.150001, 0.55, 1.0])
-    result = sort_predictions(values, values[-1:]).bin(Binning(20, False), of=0)
-    expected = np.zeros(20, dtype=int)
-    expected[[0, 2, 3, 10, 19]] = [2, 1, 1, 1, 1]
-    assert result.counts.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_edge_belongs_to_the_bin_on_its_left_in_either_precision(dtype):
-    for bins in range(1, 101):
+    for bins in (1, 3, 7, 20, 49, 100):
         values = np.array([i / bins for i in range(1, bins + 1)], dtype=dtype)
-        result = sort_predictions(values, values).bin(Binning(bins, False), of=0)
-        assert result.counts.tolist() == [1] * bins
+        assert binned(values, values > 2, bins=bins, adaptive=False).counts.tolist() == [1] * bins
 
 
-def test_rounding_above_one_stays_in_the_last_bin():
-    values = np.array([1.0000001])
-    result = sort_predictions(values, values).bin(Binning(4, False), of=0)
-    assert result.counts.tolist() == [0, 0, 0, 1]
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8"])
+def test_negative_zero_and_byte_order_do_not_matter(dtype):
+    probs = np.array([[-0.0, 1.0], [0.25, 0.75], [1.0, -0.0]], dtype=dtype)
+    result = reliability(probs, [1, 0, 0], of=0, bins=3)
+    assert result.mean_prediction.tolist() == [0.0, 0.25, 1.0]
+    assert result.observed_frequency.tolist() == [0.0, 1.0, 1.0]
 
 
 def test_fewer_samples_than_bins_leave_the_first_bins_empty():
-    values = np.array([0.2, 0.8])
-    result = sort_predictions(values, values[1:]).bin(Binning(5, True), of=0)
+    result = binned([0.2, 0.8], [0, 1], bins=5)
     assert result.counts.tolist() == [0, 0, 0, 1, 1]
+    assert result.gap[3:].tolist() == pytest.approx([-0.2, 0.2])
     assert result.calibration_error == pytest.approx(0.2)
 
 
-def test_the_threshold_keeps_predictions_that_equal_it():
-    values = np.array([0.1, 0.05, 0.3], dtype=np.float32)
-    kept = sort_predictions(values, values[:2], threshold=0.1)
-    np.testing.assert_array_equal(kept.values, np.float32([0.1, 0.3]))
-    np.testing.assert_array_equal(kept.positives, np.float32([0.1]))
-
-
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_no_samples_give_empty_bins_and_no_error(adaptive):
-    nothing = np.array([])
-    result = sort_predictions(nothing, nothing).bin(Binning(3, adaptive), of=1)
-    assert result.counts.tolist() == [0, 0, 0]
-    assert result.total == 0
-    assert np.isnan(result.calibration_error)
-    assert "0 samples" in str(result)
-
-
-def test_the_gap_is_negative_where_predictions_are_too_high():
-    values = np.array([0.9, 0.9])
-    result = sort_predictions(values, values[:1]).bin(Binning(1, False), of=0)
-    assert result.gap.tolist() == pytest.approx([-0.4])
+def test_threshold_keeps_predictions_that_equal_it(adaptive):
+    values = np.array([0.1, 0.05, 0.3], dtype=np.float32)
+    kept = binned(values, [1, 1, 0], bins=1, threshold=0.1, adaptive=adaptive)
+    assert (kept.total, kept.observed_frequency[0]) == (2, 0.5)
+    nothing = binned(values, [1, 1, 0], bins=3, threshold=0.9, adaptive=adaptive)
+    assert nothing.counts.tolist() == [0, 0, 0]
+    assert np.isnan(nothing.calibration_error)
+    assert "0 samples" in str(nothing)
 
 
 def test_bins_print_as_a_table_without_the_empty_ones():
@@ -174,3 +100,43 @@ def test_bins_print_as_a_table_without_the_empty_ones():
         "bin                 samples  prediction  observed",
         "0.5000 to 1.0000      1,200      0.7500    0.5000",
     ]
+
+
+@steady
+@given(
+    event=events(),
+    minimum_count=st.integers(0, 60),
+    bins=st.integers(1, 30),
+    adaptive=st.booleans(),
+    weighted=st.booleans(),
+)
+def test_merging_keeps_sums_and_leaves_no_small_bin(event, minimum_count, bins, adaptive, weighted):
+    weights = 0.5 + np.arange(len(event[0])) % 3 if weighted else None
+    whole = binned(*event, bins=bins, adaptive=adaptive, sample_weight=weights)
+    merged = whole.merged(minimum_count)
+    filled = merged.counts[merged.counts > 0]
+    assert (filled >= minimum_count).all() or len(filled) == 1
+    assert merged.total == whole.total
+    for name in ("mean_prediction", "observed_frequency"):
+        assert merged.mean_of(getattr(merged, name)) == pytest.approx(whole.mean_of(getattr(whole, name)))
+    assert merged.calibration_error <= whole.calibration_error + 1e-12
+    assert len(merged.edges) == len(merged.counts) + 1
+    assert set(merged.edges) <= set(whole.edges)
+
+
+def test_bins_merge_from_the_left_and_the_rest_joins_the_last():
+    values = np.repeat((np.arange(11) + 0.5) / 11, [0, 3, 0, 20, 0, 0, 30, 4, 0, 2, 0])
+    merged = binned(values, values > 0, bins=11, adaptive=False, minimum_count=15)
+    assert merged.counts.tolist() == [0, 23, 0, 0, 36, 0]
+    assert merged.edges * 11 == pytest.approx([0, 1, 4, 5, 6, 10, 11])
+    assert merged.mean_prediction[1] == pytest.approx((3 * 1.5 + 20 * 3.5) / 23 / 11)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bins", 0), ("bins", 2.5), ("of", 2), ("of", "cat"), ("threshold", 1.1), ("threshold", "median"),
+     ("minimum_count", -1), ("adaptive", "yes")],
+)  # fmt: skip
+def test_invalid_options_are_named(name, value):
+    with pytest.raises(InvalidInputError, match=f"^{name} must"):
+        reliability([[0.5, 0.5]], [0], **{name: value})

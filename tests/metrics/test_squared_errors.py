@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 
 from kcal.metrics import (
     debiased_squared_calibration_error,
     expected_calibration_error,
     marginal_calibration_error,
-    multiclass_brier_loss,
     murphy_decomposition,
-    top_label_brier_loss,
     top_label_calibration_error,
 )
 
@@ -32,7 +29,7 @@ def true_labels(probs, generator):
 
 
 @pytest.mark.parametrize("of", ["confidence", 1])
-def test_the_debiased_error_equals_a_direct_loop(of):
+def test_debiased_error_equals_a_direct_loop(of):
     probs, labels = problem(1)
     p = probs.max(axis=1) if of == "confidence" else probs[:, 1]
     y = (probs.argmax(axis=1) == labels) if of == "confidence" else labels == 1
@@ -53,7 +50,7 @@ def test_with_equal_predictions_in_a_bin_it_is_the_estimator_of_kumar():
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-def test_calibrated_predictions_have_a_debiased_error_of_0_on_average_and_a_plain_one_above():
+def test_debiased_error_of_calibrated_predictions_is_0_on_average():
     generator = np.random.default_rng(2)
     debiased, plain = [], []
     for _ in range(300):
@@ -66,17 +63,8 @@ def test_calibrated_predictions_have_a_debiased_error_of_0_on_average_and_a_plai
     assert np.mean(plain) > 10 * error
 
 
-@steady
-@given(seed=st.integers(0, 10_000))
-def test_ties_do_not_let_the_order_of_the_rows_matter(seed):
-    probs, labels = problem(seed, digits=1)
-    order = np.random.default_rng(seed).permutation(len(labels))
-    for metric in (debiased_squared_calibration_error, marginal_calibration_error, top_label_calibration_error):
-        assert metric(probs, labels, bins=7) == pytest.approx(metric(probs[order], labels[order], bins=7), abs=1e-12)
-
-
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_the_top_label_error_is_a_loop_over_top_classes(adaptive):
+def test_top_label_error_is_a_loop_over_top_classes(adaptive):
     probs, labels = problem(8, n=157)
     top = probs.argmax(axis=1)
     total = 0.0
@@ -99,7 +87,7 @@ def test_bins_of_one_sample_say_nothing():
     assert np.isnan(debiased_squared_calibration_error([[0.1, 0.9], [0.3, 0.7]], [0, 1], bins=20, adaptive=False))
 
 
-def test_the_marginal_error_is_the_root_of_the_mean_over_classes():
+def test_marginal_error_is_the_root_of_the_mean_over_classes():
     probs, labels = problem(4)
     for debiased in (True, False):
         squares = [
@@ -140,19 +128,3 @@ def test_murphys_parts_equal_a_direct_loop_and_sum_to_the_brier_score(adaptive):
         if len(rows)
     )
     assert found.within_bins == pytest.approx(hidden, abs=1e-12)
-
-
-def test_the_brier_scores_decomposed_are_those_of_the_library():
-    probs, labels = problem(6)
-    assert murphy_decomposition(probs, labels).brier == pytest.approx(multiclass_brier_loss(probs, labels))
-    top = murphy_decomposition(probs, labels, of="confidence")
-    assert top.brier == pytest.approx(top_label_brier_loss(probs, labels))
-
-
-def test_constant_predictions_have_no_resolution_and_nothing_within_bins():
-    probs = np.full((10, 2), 0.5)
-    found = murphy_decomposition(probs, [0] * 7 + [1] * 3, of=0)
-    assert found.resolution == pytest.approx(0.0, abs=1e-12)
-    assert found.reliability == pytest.approx(0.04)
-    assert found.uncertainty == pytest.approx(0.21)
-    assert found.within_bins == pytest.approx(0.0, abs=1e-12)

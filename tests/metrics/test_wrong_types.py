@@ -30,7 +30,7 @@ FUNCTIONS = [name for name in metrics.__all__ if inspect.isfunction(getattr(metr
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_argument_of_the_wrong_type_is_named(name):
+def test_argument_of_the_wrong_type_is_named(name):
     function = getattr(metrics, name)
     parameters = inspect.signature(function).parameters
     valid = {key: VALID[key] for key in parameters if key in VALID}

@@ -10,13 +10,14 @@ bin is then its expectation if ties were broken at random, and every value is a 
 alone: the order of the rows cannot change it, not even by rounding.
 
 With weights, equal-count bins become bins of equal weight; a sample (or several tied ones) on a cut is shared
-between its two sides in proportion. Without weights, two sorts without indices are several times as fast.
+between its two sides in proportion. Sums over bins are sums over the runs of samples between cuts and ties.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,129 +140,89 @@ def _starts_of_merged(counts: NDArray[np.intp], minimum_count: int) -> list[int]
     return [*starts, *range(end, len(counts))]
 
 
-@dataclass(frozen=True, eq=False)
-class SortedPredictions:
-    """The predictions of one event in ascending order, and those of samples in which it occurred."""
+class Cuts(NamedTuple):
+    """Where sorted predictions are cut into bins; a run has samples that no cut and no tie on a cut separates."""
 
-    values: Floats  # (n,)
-    positives: Floats  # (n_positive,)
+    starts: NDArray[np.intp]  # (runs,), the first sample of each run
+    shares: csr_array  # (bins, runs), the fraction of each run in each bin; the fractions of a run sum to 1
+    counts: NDArray[np.intp]  # (bins,)
+    edges: Array  # (bins + 1,)
 
-    def bin(self, binning: Binning, *, of: Event) -> ReliabilityBins:
-        """Cut the predictions into equal-count (adaptive) or equal-width bins."""
-        cuts, edges = _cuts_and_edges(self.values, binning)  # (bins + 1,) each
-        counts = np.diff(cuts)
-        filled = counts > 0
-        mean_prediction, observed_frequency = np.full((2, binning.bins), np.nan)
-        if filled.any():
-            sums = np.add.reduceat(self.values, cuts[:-1][filled], dtype=np.float64)
-            mean_prediction[filled] = sums / counts[filled]
-            observed_frequency[filled] = np.diff(self._positives_below(cuts))[filled] / counts[filled]
-        mass = counts.astype(np.float64)
-        return ReliabilityBins(counts, mean_prediction, observed_frequency, edges, of, binning.adaptive, mass, mass)
-
-    def _positives_below(self, cuts: NDArray[np.intp]) -> Array:
-        """Count the positives of lower rank than each cut; a cut through ties takes its fraction of theirs."""
-        at_cut = self.values[np.minimum(cuts, len(self.values) - 1)]
-        first_tied = np.searchsorted(self.values, at_cut, side="left")
-        past_tied = np.searchsorted(self.values, at_cut, side="right")
-        lower = np.searchsorted(self.positives, at_cut, side="left")
-        tied = np.searchsorted(self.positives, at_cut, side="right") - lower
-        return np.asarray(lower + tied * (cuts - first_tied) / (past_tied - first_tied))
+    def sums(self, *factors: NDArray[Any]) -> Array:
+        """Return the sums of each factor, (n,), over the bins: (factors, bins)."""
+        if len(self.starts) == 0:
+            return np.zeros((len(factors), len(self.counts)))
+        return np.stack([self.shares @ np.add.reduceat(each, self.starts, dtype=np.float64) for each in factors])
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedPredictions:
+class SortedEvent:
     """The predictions of one event in ascending order, with outcomes and weights."""
 
     values: Floats  # (n,)
     occurred: NDArray[np.bool_]  # (n,)
-    weights: Array  # (n,)
-    order: NDArray[np.intp]  # (n,), the rows they come from
+    weights: Array | None = None  # (n,); None if all are 1
+    order: NDArray[np.intp] | None = None  # (n,), the rows they come from; None if there are neither weights nor groups
+
+    @property
+    def row_weights(self) -> Array:
+        """The weight of each sample, (n,)."""
+        return np.ones(len(self.values)) if self.weights is None else self.weights
 
     @property
     def residuals(self) -> Array:
         """Outcome minus prediction, (n,)."""
         return np.asarray(self.occurred - self.values.astype(np.float64))
 
-    def bin(self, binning: Binning, *, of: Event, memberships: csr_array | None = None) -> ReliabilityBins:
-        """Cut the predictions into bins of equal weight (adaptive) or of equal width."""
-        cuts, edges = _cuts_and_edges(self.values, binning)
-        if binning.adaptive:
-            inner_weights = self._weights_below_cuts(binning.bins)[1:-1] * (1 + ROUNDING)
-            cuts[1:-1] = np.searchsorted(np.cumsum(self.weights), inner_weights, side="right")  # samples wholly below
-            edges = _edges_between(self.values, cuts)
-        memberships = self.memberships(binning) if memberships is None else memberships
-        factors = np.stack([np.ones_like(self.weights), self.values, self.occurred, self.weights], axis=1)  # (n, 4)
-        mass, predicted, occurred, squares = (memberships @ (self.weights[:, None] * factors)).T
+    def bin(self, binning: Binning, *, of: Event, cuts: Cuts | None = None) -> ReliabilityBins:
+        """Cut the predictions into bins of equal count or weight (adaptive), or of equal width."""
+        cuts = self.cut(binning) if cuts is None else cuts
+        if self.weights is None:
+            mass = effective_counts = cuts.counts.astype(np.float64)
+            predicted, occurred = cuts.sums(self.values, self.occurred)
+        else:
+            w = self.weights
+            mass, predicted, occurred, squares = cuts.sums(w, w * self.values, w * self.occurred, w**2)
+            effective_counts = mass**2 / np.fmax(squares, TINY)
         divisor = np.where(mass > 0, mass, np.nan)
-        means, frequencies, effective_counts = predicted / divisor, occurred / divisor, mass**2 / np.fmax(squares, TINY)
-        return ReliabilityBins(np.diff(cuts), means, frequencies, edges, of, binning.adaptive, mass, effective_counts)
+        means, frequencies = predicted / divisor, occurred / divisor
+        return ReliabilityBins(
+            cuts.counts, means, frequencies, cuts.edges, of, binning.adaptive, mass, effective_counts
+        )
 
-    def memberships(self, binning: Binning) -> csr_array:
-        """Return the fraction of each sample in each bin, (bins, n); the fractions of a sample sum to 1."""
+    def cut(self, binning: Binning) -> Cuts:
+        """Return the cuts between the bins."""
         n, bins = len(self.values), binning.bins
         if n == 0:
-            return csr_array((bins, 0))
-        if binning.adaptive:
-            lower, upper, fraction = self._cuts_of_equal_weight(bins)
-        else:
-            lower = upper = _cuts_and_edges(self.values, binning)[0]  # between samples, whatever their ties
-            fraction = np.zeros(bins + 1)
-
-        first, sizes = lower[:-1], upper[1:] - lower[:-1]  # the samples of each bin, those on its cuts included
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        ranks = np.arange(ends[-1]) + np.repeat(first - ends[:-1], sizes)
-        cuts = np.repeat(np.arange(bins), sizes)
-
-        def below(cuts: NDArray[np.intp]) -> Array:
-            """Return the fraction of each sample that is below a cut."""
-            return np.where(ranks < lower[cuts], 1.0, np.where(ranks < upper[cuts], fraction[cuts], 0.0))
-
-        return csr_array((below(cuts + 1) - below(cuts), ranks, ends), shape=(bins, n))
-
-    def _weights_below_cuts(self, bins: int) -> Array:
-        """Return the weight below each cut; equal weights are cut between samples, like samples without weights."""
-        if len(self.weights) and (self.weights == self.weights[0]).all():
-            return np.asarray(self.weights[0] * _equal_count_cuts(len(self.weights), bins))
-        return np.asarray(self.weights.sum() * (np.arange(bins + 1) / bins))
-
-    def _cuts_of_equal_weight(self, bins: int) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
-        """Return, per cut, the first rank of its ties, the rank past the last, and the fraction of them below it."""
-        cumulative = np.concatenate([[0.0], np.cumsum(self.weights)])
-        below = self._weights_below_cuts(bins)
-        ranks = np.clip(np.searchsorted(cumulative, below, side="right") - 1, 0, len(self.values) - 1)
-        lower = np.searchsorted(self.values, self.values[ranks], side="left")
-        upper = np.searchsorted(self.values, self.values[ranks], side="right")
-        mass = cumulative[upper] - cumulative[lower]
-        fraction = np.divide(below - cumulative[lower], mass, out=np.zeros_like(mass), where=mass > 0)
+            edges = np.full(bins + 1, np.nan) if binning.adaptive else np.arange(bins + 1) / bins
+            return Cuts(np.zeros(0, dtype=np.intp), csr_array((bins, 0)), np.zeros(bins, dtype=np.intp), edges)
+        if not binning.adaptive:
+            edges = np.arange(bins + 1) / bins  # correctly rounded: 0.15 is the edge 3/20
+            inner = np.searchsorted(self.values, edges[1:-1].astype(self.values.dtype), side="right")
+            ranks = np.concatenate([[0], inner, [n]])
+            return Cuts(*_runs(ranks, ranks, np.zeros(bins + 1)), np.diff(ranks), edges)
+        ranks = _equal_count_cuts(n, bins)
+        weights, below = (
+            np.arange(n + 1.0),
+            ranks.astype(np.float64),
+        )  # cumulative weight, and the weight below each cut
+        if self.weights is not None:
+            weights = np.concatenate([[0.0], np.cumsum(self.weights)])
+            are_equal = (self.weights == self.weights[0]).all()
+            below = self.weights[0] * ranks if are_equal else self.weights.sum() * (np.arange(bins + 1) / bins)
+            ranks[1:-1] = np.searchsorted(weights[1:], below[1:-1] * (1 + ROUNDING), side="right")  # wholly below
+        at_cut = self.values[np.clip(np.searchsorted(weights, below, side="right") - 1, 0, n - 1)]
+        lower, upper = (np.searchsorted(self.values, at_cut, side=side) for side in ("left", "right"))
+        mass = weights[upper] - weights[lower]
+        fraction = np.divide(below - weights[lower], mass, out=np.zeros_like(mass), where=mass > 0)
         fraction[-1] = 1.0
-        return lower.astype(np.intp), upper.astype(np.intp), np.clip(fraction, 0.0, 1.0)
+        edges = self.values[[np.maximum(ranks - 1, 0), np.minimum(ranks, n - 1)]].astype(np.float64).mean(axis=0)
+        return Cuts(*_runs(lower, upper, np.clip(fraction, 0.0, 1.0)), np.diff(ranks), edges)
 
 
-def sort_predictions(values: Floats, positives: Floats, *, threshold: float = 0.0) -> SortedPredictions:
-    """Sort the predictions of at least the threshold; no indices, so that the order of ties is not kept."""
-    if threshold > 0:
-        values, positives = values[values >= threshold], positives[positives >= threshold]
-    return SortedPredictions(np.sort(values), np.sort(positives))
-
-
-def sort_weighted(predictions: Predictions, of: Event, *, threshold: float = 0.0) -> WeightedPredictions:
-    """Sort the predictions of one event of at least the threshold; weights are 1 if there are none."""
-    values, occurred = predictions.event(of)
-    order = np.argsort(values, kind="stable")
-    lowest = values.dtype.type(threshold)  # compared in the predictions' precision
-    order = order[np.searchsorted(values[order], lowest, side="left") :]
-    return WeightedPredictions(values[order], occurred[order], predictions.row_weights[order], order)
-
-
-def sort_event(
-    predictions: Predictions, of: Event, *, threshold: float = 0.0
-) -> SortedPredictions | WeightedPredictions:
+def sort_event(predictions: Predictions, of: Event, *, threshold: float = 0.0) -> SortedEvent:
     """Sort the predictions of one event of at least the threshold."""
-    if predictions.weights is not None:
-        return sort_weighted(predictions, of, threshold=threshold)
-    values, occurred = predictions.event(of)
-    return sort_predictions(values, values[occurred], threshold=threshold)
+    return _sort(predictions, *predictions.event(of), threshold)
 
 
 def bin_event(predictions: Predictions, binning: Binning, *, of: Event) -> ReliabilityBins:
@@ -269,41 +230,49 @@ def bin_event(predictions: Predictions, binning: Binning, *, of: Event) -> Relia
     return sort_event(predictions, of, threshold=binning.threshold).bin(binning, of=of)
 
 
-def sort_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedPredictions | WeightedPredictions]:
+def sort_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedEvent]:
     """Yield, class by class, the sorted predictions of at least the threshold; copies one block of columns."""
-    if predictions.weights is not None:
-        yield from (sort_weighted(predictions, k, threshold=threshold) for k in range(predictions.n_classes))
-        return
-    probs, n_classes = predictions.probs, predictions.n_classes
-    class_ends = np.cumsum(np.bincount(predictions.labels, minlength=n_classes))
-    by_class = predictions.label_probs[np.argsort(predictions.labels)]
-    positives = np.split(by_class, class_ends[:-1])  # n_classes arrays
-    for columns in blocks(n_classes, predictions.n_samples):  # copied, because reading them one by one is slow
-        for k, values in enumerate(np.ascontiguousarray(probs[:, columns].T), columns.start):
-            yield sort_predictions(values, positives[k], threshold=threshold)
+    for columns in blocks(predictions.n_classes, predictions.n_samples):  # reading columns one by one is slow
+        block = np.ascontiguousarray(predictions.probs[:, columns].T)
+        for k, values in enumerate(block, columns.start):
+            yield _sort(predictions, values, predictions.labels == k, threshold)
 
 
-def _cuts_and_edges(values: Floats, binning: Binning) -> tuple[NDArray[np.intp], Array]:
-    """Return the ranks at which sorted predictions are cut, and the edges of the bins, (bins + 1,) each."""
-    bins = binning.bins
-    if binning.adaptive:
-        cuts = _equal_count_cuts(len(values), bins)
-        return cuts, _edges_between(values, cuts)
-    edges = np.asarray(np.arange(bins + 1) / bins)  # correctly rounded, so that 0.15 is the edge 3/20
-    inner = np.searchsorted(values, edges[1:-1].astype(values.dtype), side="right")
-    return np.concatenate([[0], inner, [len(values)]]).astype(np.intp), edges
+def _sort(predictions: Predictions, values: Floats, occurred: NDArray[np.bool_], threshold: float) -> SortedEvent:
+    kept: NDArray[Any] | slice = slice(None)
+    if threshold > 0:
+        kept = np.flatnonzero(values >= values.dtype.type(threshold))  # compared in the predictions' precision
+        values, occurred = values[kept], occurred[kept]
+    if predictions.weights is None and predictions.groups is None:
+        # The bits of floats from 0 to 2 are in the order of the floats and leave the first bit free. Shifted by one,
+        # they have room for the outcome: one sort without indices, in which even ties have an order.
+        unsigned = np.uint32 if values.dtype == np.float32 else np.uint64
+        bits: NDArray[Any] = (values + 0).view(unsigned)  # + 0 turns −0.0 into 0.0
+        keys = np.sort((bits << 1) | occurred)
+        return SortedEvent((keys >> 1).view(values.dtype), (keys & 1).astype(np.bool_))
+    order = np.argsort(values, kind="stable")
+    rows = np.arange(predictions.n_samples)[kept][order]
+    weights = None if predictions.weights is None else predictions.weights[rows]
+    return SortedEvent(values[order], occurred[order], weights, rows)
+
+
+def _runs(lower: NDArray[np.intp], upper: NDArray[np.intp], fraction: Array) -> tuple[NDArray[np.intp], csr_array]:
+    """Return the runs between cuts; each cut has the ranks of its ties and the fraction of them below it."""
+    bounds = np.unique(np.concatenate([lower, upper]))  # from 0 to n
+    lower, upper = np.searchsorted(bounds, lower), np.searchsorted(bounds, upper)  # in runs
+    bins, sizes = np.arange(len(lower) - 1), upper[1:] - lower[:-1]  # the runs of each bin, those on its cuts included
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    runs, of_bin = np.arange(ends[-1]) + np.repeat(lower[:-1] - ends[:-1], sizes), np.repeat(bins, sizes)
+
+    def below(cut: NDArray[np.intp]) -> Array:
+        """Return the fraction of each run that is below a cut."""
+        return np.where(runs < lower[cut], 1.0, np.where(runs < upper[cut], fraction[cut], 0.0))
+
+    shares = csr_array((below(of_bin + 1) - below(of_bin), runs, ends), shape=(len(bins), len(bounds) - 1))
+    return bounds[:-1], shares
 
 
 def _equal_count_cuts(n: int, bins: int) -> NDArray[np.intp]:
     """Return the ranks at which n sorted predictions are cut; the last n mod bins bins hold one more."""
     ranks = np.arange(bins + 1)
     return np.asarray(ranks * (n // bins) + np.maximum(ranks - bins + n % bins, 0), dtype=np.intp)
-
-
-def _edges_between(values: Floats, cuts: NDArray[np.intp]) -> Array:
-    """Return the midpoints of the predictions on both sides of each cut; the outermost ones at both ends."""
-    if len(values) == 0:
-        return np.full(len(cuts), np.nan)
-    below = values[np.maximum(cuts - 1, 0)].astype(np.float64)
-    above = values[np.minimum(cuts, len(values) - 1)].astype(np.float64)
-    return np.asarray((below + above) / 2)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.binning import ROUNDING, ReliabilityBins, bin_event, sort_classes, sort_weighted
+from kcal.metrics.binning import ROUNDING, ReliabilityBins, bin_event, sort_classes, sort_event
 from kcal.metrics.intervals import estimate_class_errors
 from kcal.metrics.predictions import (
     Binning,
@@ -28,7 +28,7 @@ from kcal.validation import check_flag, check_integer, collect_classes, require_
 if TYPE_CHECKING:
     import pandas
 
-MOST_CLASSES = 10**9
+MAX_CLASSES = 10**9
 
 
 def expected_calibration_error(
@@ -178,7 +178,7 @@ class ClassErrors:
 
     def worst(self, n: int = 10) -> NDArray[np.intp]:
         """Return the columns of the n classes with the largest errors, worst first; classes without rows come last."""
-        check_integer(n, "n", minimum=0, maximum=MOST_CLASSES)
+        check_integer(n, "n", minimum=0, maximum=MAX_CLASSES)
         return np.argsort(-np.nan_to_num(self.error, nan=-1.0), kind="stable")[:n]
 
     def to_frame(self) -> pandas.DataFrame:
@@ -398,12 +398,11 @@ def _plain(predictions: Predictions, binning: Binning, of: Event) -> float:
 
 
 def _debiased(predictions: Predictions, binning: Binning, of: Event) -> float:
-    event = sort_weighted(predictions, of)
+    event = sort_event(predictions, of)
     if binning.adaptive:
         binning = binning._replace(bins=max(min(binning.bins, predictions.n_samples // 2), 1))
-    memberships = event.memberships(binning)
-    per_sample = event.weights[:, None] ** np.array([1, 1, 1, 2]) * event.residuals[:, None] ** np.array([0, 1, 2, 0])
-    mass, residual, square, squared_mass = (memberships @ per_sample).T  # Σw, Σwr, Σwr², Σw² of each bin
+    w, r = event.row_weights, event.residuals
+    mass, residual, square, squared_mass = event.cut(binning).sums(w, w * r, w * r**2, w**2)
     enough = mass**2 > squared_mass * (1 + ROUNDING)  # a single sample has no variance
     if not enough.any():
         return float("nan")

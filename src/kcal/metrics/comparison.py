@@ -1,4 +1,4 @@
-"""Methods compared over repeated random splits of the data ("splits"): tests of "the mean is higher", and the best.
+"""Methods compared over repeated random splits of the data ("splits"): tests of "the mean is higher", the best, ranks.
 
 The KCal paper marks its tables at p = 0.01: a method preserves accuracy unless it is significantly worse than
 the uncalibrated one; best are the accuracy-preserving method of the best mean and those not significantly worse.
@@ -25,7 +25,7 @@ Better = Literal["lower", "higher"]
 
 ROUNDING = 1e-12  # standard errors and differences below this fraction of the values are rounding errors
 UNPAIRED = "Without n_calibration and n_test, only the pooled test is computed."
-MOST_SAMPLES = 10**15
+MAX_SAMPLES = 10**15
 MIN_SPLITS = 10
 """Splits without which no method is called best: the tests would not find most differences at p = 0.01."""
 
@@ -69,8 +69,8 @@ def corrected_resampled_t_test(first: ArrayLike, second: ArrayLike, *, n_calibra
     generalization error", 2003). Without variance the p-value is next to 0 or 1, or 0.5 for equal means;
     nan for J = 1.
     """
-    calibration = check_integer(n_calibration, "n_calibration", minimum=1, maximum=MOST_SAMPLES)
-    share = check_integer(n_test, "n_test", minimum=1, maximum=MOST_SAMPLES) / calibration
+    calibration = check_integer(n_calibration, "n_calibration", minimum=1, maximum=MAX_SAMPLES)
+    share = check_integer(n_test, "n_test", minimum=1, maximum=MAX_SAMPLES) / calibration
     x, y = check_splits(first, "first"), check_splits(second, "second")
     if isinstance(x, SplitSummary) or isinstance(y, SplitSummary):
         raise InvalidInputError("values", "must be arrays for the corrected test", got="a summary", remedy=UNPAIRED)
@@ -247,18 +247,11 @@ def _mark(name: str, marks: ComparisonMarks) -> str:
 def check_splits(entry: Any, name: str) -> Checked:
     """Return one finite number per split, or a summary of them."""
     if isinstance(entry, SplitSummary):
-        n = check_integer(entry.n_splits, f"{name}.n_splits", minimum=1, maximum=MOST_SAMPLES)
-        check_number(entry.mean, f"{name}.mean", minimum=-math.inf)
-        if n > 1:
-            check_number(entry.std, f"{name}.std", minimum=0)
         return entry
     array = to_numbers(entry, name).astype(np.float64)
-    if array.ndim != 1 or len(array) == 0:
-        raise InvalidInputError(name, "must have one number per split", got=f"shape {array.shape}")
-    if not np.isfinite(array).all():
-        position = int(np.argmin(np.isfinite(array)))
-        got = f"{array[position]} at position {position}"
-        raise InvalidInputError(name, "must be finite", got=got, remedy="Pass None for a method without values.")
+    if array.ndim != 1 or len(array) == 0 or not np.isfinite(array).all():
+        remedy = "Pass None for a method without values."
+        raise InvalidInputError(name, "must have one finite number per split", got=shown(entry), remedy=remedy)
     return array
 
 
@@ -347,18 +340,14 @@ def overall_ranks(metrics: Mapping[str, AverageRanks]) -> dict[str, float]:
 
 def _columns(name: str, methods: Mapping[str, ArrayLike | None]) -> dict[str, NDArray[np.float64]]:
     """Return the values of each method of a task that has any, all of one length."""
-    columns = {}
-    for method, value in check_mapping(methods, name, "{method: value}").items():
-        if value is None:
-            continue
-        entry = f"{name}[{method!r}]"
-        column = np.atleast_1d(to_numbers(value, entry)).astype(np.float64)
-        if column.ndim != 1 or len(column) == 0:
-            expected = "must be a number, None, or an array over splits"
-            raise InvalidInputError(entry, expected, got=shown(value))
-        columns[method] = column
-    lengths = {method: len(column) for method, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        expected = "must have values for the same splits of all methods"
-        raise InvalidInputError(name, expected, got=shown(lengths), remedy="Fill a missing one with nan.")
+    entries = check_mapping(methods, name, "{method: value}").items()
+    columns = {
+        method: np.atleast_1d(to_numbers(value, f"{name}[{method!r}]")).astype(np.float64)
+        for method, value in entries
+        if value is not None
+    }
+    shapes = {column.shape for column in columns.values()}
+    if len(shapes) > 1 or any(len(shape) != 1 or 0 in shape for shape in shapes):
+        expected = "must have a number, None, or an array over the same splits for every method"
+        raise InvalidInputError(name, expected, got=f"shapes {sorted(shapes)}", remedy="Fill a missing value with nan.")
     return columns

@@ -234,7 +234,7 @@ def confidence_interval(
 
     Notes
     -----
-    Coverage of 95 % intervals in simulations is on the page of benchmarks of the documentation.
+    Coverage of 95 % intervals in simulations is in the benchmarks of the documentation.
     """
     predictions = check_predictions(probs, labels, sample_weight, groups=groups)
     check_choice(kind, "kind", get_args(Kind))
@@ -252,7 +252,12 @@ def confidence_interval(
 
 def _measure_of(metric: Callable[..., Any]) -> Measure:
     """Return the metric as a function of predictions and weights of the rows."""
-    parameters = _parameters(metric)
+    try:
+        signature = inspect.signature(metric)
+        signature.bind(None, None)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError("metric", "must be a function of probabilities and labels", got=str(error)) from None
+    parameters = signature.parameters
     if "resamples" in parameters:  # those of its own p-value, which is not used here
         metric = partial(metric, resamples=0)
 
@@ -267,16 +272,6 @@ def _measure_of(metric: Callable[..., Any]) -> Measure:
         return _number(metric(predictions.probs[rows], predictions.labels[rows]))
 
     return measure
-
-
-def _parameters(metric: Callable[..., Any]) -> set[str]:
-    """Return the names of the parameters; raise if the metric does not take probabilities and labels."""
-    try:
-        signature = inspect.signature(metric)
-        signature.bind(None, None)
-    except (TypeError, ValueError) as error:
-        raise InvalidInputError("metric", "must be a function of probabilities and labels", got=str(error)) from None
-    return set(signature.parameters)
 
 
 def _number(value: Any) -> float:

@@ -23,6 +23,8 @@ what one would measure, but not more than the measured error, because chance onl
 interval at every level.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,7 +33,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 from scipy.stats import norm
 
-from kcal.metrics.binning import WeightedPredictions, sort_weighted
+from kcal.metrics.binning import Cuts, SortedEvent, sort_event
 from kcal.metrics.predictions import Binning, Event, Floats, Predictions, blocks
 from kcal.metrics.resampling import Interval, Resampling, tails, wilson_interval
 
@@ -43,15 +45,13 @@ FINE = 2001
 SHARED_BINS = 20
 SMALLEST_PART = 1e-9
 """Of a variance, below which nothing is left of it."""
-ROUNDING = 1e-3
+TOLERANCE = 1e-3
 """Fraction of the measured error by which it may pass a quantile: with few possible outcomes they are often equal."""
 
 
-class ErrorEstimate(NamedTuple):
-    """A calibration error without the part that chance adds, and its interval, which contains it."""
-
-    debiased: float
-    interval: Interval
+SortedEvents = list[tuple[Event, SortedEvent]]
+Estimate = tuple[float, Interval]
+"""A calibration error without the part that chance adds, and its interval, which contains it."""
 
 
 def metric_intervals(
@@ -63,30 +63,28 @@ def metric_intervals(
     accuracy is the first.
     """
     per_row = np.stack(list(scores.values()), axis=1)  # (n_samples, n_metrics)
-    means = resampled_means(predictions, per_row, resampling)
-    drawn = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
-    intervals = {name: Interval(max(low, 0.0), high) for name, (low, high) in drawn.items()}
-    intervals["accuracy"] = accuracy_interval(predictions, means[:, 0], resampling)
+    draws = resampling.draws(predictions)
+    means = np.concatenate(
+        [drawn.T @ per_row / drawn.sum(axis=0)[:, None] for drawn in draws]
+    )  # (resamples, n_metrics)
+    percentiles = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
+    intervals = {name: Interval(max(low, 0.0), high) for name, (low, high) in percentiles.items()}
+    intervals["accuracy"] = _accuracy_interval(predictions, means[:, 0], resampling)
+    events = {
+        "expected": _sort_events(predictions, ["confidence"], 0.0),
+        "classwise": _sort_events(predictions, range(predictions.n_classes), binning.threshold),
+    }
     debiased = {}
     for prefix, adaptive in (("", True), ("static_", False)):
-        classwise = binning._replace(adaptive=adaptive)
-        events: dict[str, tuple[Sequence[Event], Binning]] = {
-            "expected": (["confidence"], classwise._replace(threshold=0.0)),
-            "classwise": (range(predictions.n_classes), classwise),
-        }
-        for name, options in events.items():
-            estimate = estimate_binned_error(predictions, *options, resampling)
-            if estimate is not None:
-                debiased[f"{prefix}{name}_calibration_error"], intervals[f"{prefix}{name}_calibration_error"] = estimate
+        for kind, sorted_events in events.items():
+            if sorted_events:
+                gaps = measure_gaps(sorted_events, binning._replace(adaptive=adaptive), resampling.groups)
+                name = f"{prefix}{kind}_calibration_error"
+                debiased[name], intervals[name] = estimate_error(gaps, resampling)
     return intervals, debiased
 
 
-def resampled_means(predictions: Predictions, per_row: Array, resampling: Resampling) -> Array:
-    """Return the means of values (n_samples, n_metrics) in each resample, (resamples, n_metrics)."""
-    return np.concatenate([drawn.T @ per_row / drawn.sum(axis=0)[:, None] for drawn in resampling.draws(predictions)])
-
-
-def accuracy_interval(predictions: Predictions, resampled: Array, resampling: Resampling) -> Interval:
+def _accuracy_interval(predictions: Predictions, resampled: Array, resampling: Resampling) -> Interval:
     """Return Wilson's interval for the number of independent samples with the variance of the resampled accuracies.
 
     If all predictions are right (or all wrong), resamples do not vary; samples, or groups, then count by their weight.
@@ -104,73 +102,69 @@ def accuracy_interval(predictions: Predictions, resampled: Array, resampling: Re
     return Interval(float(low), float(high))
 
 
-def estimate_binned_error(
-    predictions: Predictions, events: Sequence[Event], binning: Binning, resampling: Resampling
-) -> ErrorEstimate | None:
-    """Estimate the mean calibration error of the events that have samples; None if there are none."""
-    gaps = measure_gaps(predictions, events, binning, resampling.groups)
-    return None if gaps is None else estimate_error(gaps, resampling)
-
-
 def estimate_class_errors(predictions: Predictions, binning: Binning, resampling: Resampling) -> Array:
     """Return the debiased calibration error of each class, the ends of its interval and the margin, (n_classes, 4).
 
     The margin is the largest Σ_b (n_b / n)·gap_b that chance alone gives. nan for a class without samples.
     """
     estimates = np.full((predictions.n_classes, 4), np.nan)
-    gaps = measure_gaps(predictions, range(predictions.n_classes), binning, resampling.groups)
-    if gaps is not None:
-        for k, part in zip(gaps.events, gaps.split(), strict=True):
+    events = _sort_events(predictions, range(predictions.n_classes), binning.threshold)
+    if events:
+        parts = measure_gaps(events, binning, resampling.groups).split()
+        for (k, _), part in zip(events, parts, strict=True):
             debiased, interval = estimate_error(part, resampling)
             estimates[k] = debiased, *interval, chance_margin(part, resampling)
     return estimates
 
 
-def measure_gaps(
-    predictions: Predictions, events: Sequence[Event], binning: Binning, groups: NDArray[np.int64] | None
-) -> "Gaps | None":
-    """Return the gaps of the events that have samples; None if there are none."""
-    sorted_events = ((of, sort_weighted(predictions, of, threshold=binning.threshold)) for of in events)
-    filled = [(of, event) for of, event in sorted_events if event.weights.any()]
-    if not filled:
-        return None
-    numbers = np.concatenate([_measure_bins(event, of, binning) for of, event in filled], axis=1)
-    measured, shares = numbers[:2] / len(filled)
-    means, variances, counts = numbers[2:]
-    gaps = Gaps(measured, shares, means, variances, counts, [of for of, _ in filled])
-    if groups is None:
-        return gaps
-    parts = [_measure_groups(event, binning, groups) for _, event in filled]
-    observed, independent = np.sum([squares for _, squares in parts], axis=0)
-    excess = 1 - independent / observed if observed > independent else 0.0
-    if excess == 0:
-        return gaps
-    return gaps._replace(group_gaps=vstack([part for part, _ in parts], format="csr") * (np.sqrt(excess) / len(filled)))
+def _sort_events(predictions: Predictions, events: Sequence[Event], threshold: float) -> SortedEvents:
+    """Return the sorted predictions of the events that have samples."""
+    ordered = ((of, sort_event(predictions, of, threshold=threshold)) for of in events)
+    return [(of, event) for of, event in ordered if len(event.values)]
 
 
-def _measure_bins(event: WeightedPredictions, of: Event, binning: Binning) -> Array:
+def measure_gaps(events: SortedEvents, binning: Binning, groups: NDArray[np.int64] | None) -> Gaps:
+    """Return the gaps of the bins of all events, and what rows of one group add to their noise."""
+    numbers, of_groups, squares = [], [], np.zeros(2)
+    for of, event in events:
+        cuts = event.cut(binning)
+        numbers.append(_measure_bins(event, of, binning, cuts))
+        if groups is not None:
+            part, more = _measure_groups(event, cuts, groups)
+            of_groups.append(part)
+            squares += more
+    measured, shares, means, variances, counts = np.concatenate(numbers, axis=1)
+    gaps = Gaps(measured / len(events), shares / len(events), means, variances, counts, len(events))
+    observed, independent = squares  # Σ R_g²
+    if observed <= independent:
+        return gaps
+    scale = np.sqrt(1 - independent / observed) / len(events)
+    return gaps._replace(group_gaps=vstack(of_groups, format="csr") * scale)
+
+
+def _measure_bins(event: SortedEvent, of: Event, binning: Binning, cuts: Cuts) -> Array:
     """Return (n_b / n)·gap_b, n_b / n, mean and variance of the predictions, and effective count, (5, bins)."""
-    binned, memberships = event.bin(binning, of=of), event.memberships(binning)
+    binned = event.bin(binning, of=of, cuts=cuts)
     means = np.nan_to_num(binned.mean_prediction)
-    squares = memberships @ (event.weights * event.values.astype(np.float64) ** 2)
+    (squares,) = cuts.sums(event.row_weights * event.values.astype(np.float64) ** 2)
     variances = np.maximum(squares / np.where(binned.weights > 0, binned.weights, 1.0) - means**2, 0.0)
     shares = binned.weights / binned.weights.sum()
     return np.stack([shares * np.nan_to_num(binned.gap), shares, means, variances, binned.effective_counts])
 
 
-def _measure_groups(event: WeightedPredictions, binning: Binning, groups: NDArray[np.int64]) -> tuple[csr_array, Array]:
+def _measure_groups(event: SortedEvent, cuts: Cuts, groups: NDArray[np.int64]) -> tuple[csr_array, Array]:
     """Return R_g·n_gb/n_g, (bins, n_groups), and Σ R_g², as measured and as independent rows would give it, (2,)."""
     codes, n_groups = groups[event.order], int(groups.max()) + 1
-    shares = event.weights / event.weights.sum()
+    shares = event.row_weights / event.row_weights.sum()
     centred = shares * (event.residuals - shares @ event.residuals)
     sums, sizes = (np.bincount(codes, weights=values, minlength=n_groups) for values in (centred, shares))
     # The mean takes Σ_g (n_g/n)² of the variance of groups from them, and Σ_i (w_i/Σw)² of that of rows.
-    left_of_groups, left_of_rows = (max(1 - float(sizes @ sizes), SMALLEST_PART) for sizes in (sizes, shares))
+    left_of_groups, left_of_rows = (max(1 - float(parts @ parts), SMALLEST_PART) for parts in (sizes, shares))
     means = np.divide(sums, sizes, out=np.zeros(n_groups), where=sizes > 0) / np.sqrt(left_of_groups)
-    of_rows = csr_array((shares, (np.arange(len(codes)), codes)), shape=(len(codes), n_groups))
-    members = event.memberships(binning) @ of_rows
+    run = np.searchsorted(cuts.starts, np.arange(len(codes)), side="right") - 1
+    of_runs = csr_array((shares, (run, codes)), shape=(len(cuts.starts), n_groups))
     squares = np.array([sums @ sums, (centred @ centred) * left_of_groups / left_of_rows])
-    return csr_array(members.multiply(means[None])), squares
+    return csr_array((cuts.shares @ of_runs).multiply(means[None])), squares
 
 
 class Gaps(NamedTuple):
@@ -181,21 +175,16 @@ class Gaps(NamedTuple):
     predictions: Array  # mean prediction of the bin
     variances: Array  # variance of the predictions in the bin
     counts: Array  # effective counts of the bins
-    events: Sequence[Event]
+    n_events: int
     group_gaps: csr_array | None = None  # (n_gaps, n_groups), √ρ·R_g·n_gb/n_g with the ρ of all events
 
-    @property
-    def n_events(self) -> int:
-        """Number of events."""
-        return len(self.events)
-
-    def split(self) -> "Iterator[Gaps]":
+    def split(self) -> Iterator[Gaps]:
         """Yield the gaps of each event alone."""
-        for place, columns in enumerate(np.split(np.arange(len(self.shares)), self.n_events)):
+        for columns in np.split(np.arange(len(self.shares)), self.n_events):
             measured, shares = (self.n_events * values[columns] for values in (self.measured, self.shares))
             predictions, variances, counts = self.predictions[columns], self.variances[columns], self.counts[columns]
             group_gaps = None if self.group_gaps is None else self.group_gaps[columns] * self.n_events
-            yield Gaps(measured, shares, predictions, variances, counts, [self.events[place]], group_gaps)
+            yield Gaps(measured, shares, predictions, variances, counts, 1, group_gaps)
 
     def rates(self, gaps: Floats) -> Array:
         """Return the rate of the event in each bin for given gaps."""
@@ -203,7 +192,7 @@ class Gaps(NamedTuple):
         return np.clip(np.round(self.predictions + gaps / filled, 12), 0.0, 1.0)  # 0 and 1 exactly, which draw nothing
 
 
-def estimate_error(gaps: Gaps, resampling: Resampling) -> ErrorEstimate:
+def estimate_error(gaps: Gaps, resampling: Resampling) -> Estimate:
     """Return the debiased Σ|gaps| and its interval by inverting its test along the path."""
     measured = float(np.abs(gaps.measured).sum())
     systematic = gaps.measured if gaps.n_events == 1 else shared_gaps(gaps)
@@ -284,16 +273,16 @@ def _noise_of_rows(gaps: Gaps, rates: Floats, generator: np.random.Generator, re
     return drawn
 
 
-def _accepted(measured: float, errors: Floats, quantiles: Floats) -> ErrorEstimate:
+def _accepted(measured: float, errors: Array, quantiles: Array) -> Estimate:
     """Return the error under which the measured one is the median, and the least and largest ones accepted."""
     fine = np.linspace(0, len(errors) - 1, FINE)
     error, low, middle, high = (
         np.interp(fine, np.arange(len(errors)), values) for values in (errors, *np.asarray(quantiles).T)
     )
     excess = np.maximum(low - measured, measured - high)  # how far outside; not above 0 where it is accepted
-    accepted = excess <= max(float(excess.min()), 0.0) + ROUNDING * measured
+    accepted = excess <= max(float(excess.min()), 0.0) + TOLERANCE * measured
     accepted[0] |= measured <= high[0]  # too small an error does not refute calibration
     noise = float(high[0] - middle[0])  # errors this small cannot be distinguished from 0
     interval = Interval(float(error[accepted].min()), min(max(float(error[accepted].max()), noise), 1.0))
     debiased = min(float(np.interp(measured, np.maximum.accumulate(middle), error)), measured)
-    return ErrorEstimate(min(max(debiased, interval.low), interval.high), interval)
+    return min(max(debiased, interval.low), interval.high), interval

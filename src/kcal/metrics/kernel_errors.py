@@ -171,7 +171,7 @@ DISTANCES: dict[str, tuple[str, float]] = {"total-variation": ("cityblock", 0.5)
 BLOCK_ROWS = 1024  # a block of h and its two factors take 24 MB
 ALL_PAIRS_ROWS = 2000  # up to here the median distance is that of all pairs, 2 million
 SAMPLED_PAIRS = 1_000_000  # beyond, that of as many random pairs
-MOST_RESAMPLES = 100_000
+MAX_RESAMPLES = 100_000
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def kernel_calibration_error(
     if predictions.n_samples < 2 and estimator != "biased":
         remedy = 'Pass more rows, or estimator="biased".'
         raise InvalidInputError("probs", "must have at least 2 rows of positive weight", got="1", remedy=remedy)
-    number = check_integer(resamples, "resamples", minimum=0, maximum=MOST_RESAMPLES)
+    number = check_integer(resamples, "resamples", minimum=0, maximum=MAX_RESAMPLES)
     generator = np.random.default_rng(check_seed(seed))
     if estimator != "unbiased-linear":
         predictions = _in_canonical_order(predictions)

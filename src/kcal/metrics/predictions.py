@@ -29,7 +29,7 @@ Event = Literal["confidence"] | int
 """The event that is predicted: the top class is right ("confidence"), or the label is the class of this index."""
 Threshold = float | Literal["max", "min"]
 
-MOST_BINS = 100_000
+MAX_BINS = 100_000
 BLOCK_ENTRIES = 1_000_000  # of a matrix that is processed block by block, so that memory stays bounded
 
 
@@ -168,7 +168,7 @@ def check_binned(
 
 def check_bins(bins: Any) -> int:
     """Return a number of bins."""
-    return check_integer(bins, "bins", minimum=1, maximum=MOST_BINS)
+    return check_integer(bins, "bins", minimum=1, maximum=MAX_BINS)
 
 
 def resolve_threshold(threshold: Any, n_classes: int) -> float:

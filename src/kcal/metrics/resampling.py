@@ -13,7 +13,7 @@ from kcal.errors import InvalidInputError
 from kcal.metrics.predictions import Predictions, blocks
 from kcal.validation import check_integer, check_number, check_seed
 
-FEWEST_RESAMPLES, MOST_RESAMPLES = 20, 1_000_000
+MIN_RESAMPLES, MAX_RESAMPLES = 20, 1_000_000
 
 Array = NDArray[np.float64]
 
@@ -73,7 +73,7 @@ class Resampling:
 
 def check_resampling(predictions: Predictions, *, confidence: Any, resamples: Any, seed: Any) -> Resampling:
     """Check the options of the bootstrap of these predictions."""
-    number = check_integer(resamples, "resamples", minimum=FEWEST_RESAMPLES, maximum=MOST_RESAMPLES)
+    number = check_integer(resamples, "resamples", minimum=MIN_RESAMPLES, maximum=MAX_RESAMPLES)
     level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
     return Resampling(level, number, check_seed(seed), predictions.groups)
 

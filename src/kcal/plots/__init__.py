@@ -7,12 +7,10 @@ axes.
 from kcal.errors import MissingExtraError
 
 try:
-    from kcal.plots.curves import bandwidth_curve, rank_plot, rejection_curve, training_curve
+    from kcal.plots.curves import bandwidth_curve, rank_plot, rejection_curve, training_curve, wealth_curves
     from kcal.plots.explanations import explanation
-    from kcal.plots.reliability import reliability_diagram
-    from kcal.plots.reliability_grids import class_reliability_grid, reliability_grid
+    from kcal.plots.reliability import class_reliability_grid, reliability_diagram, reliability_grid
     from kcal.plots.simplex import simplex_plot
-    from kcal.plots.wealth import wealth_curves
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] != "matplotlib":
         raise

@@ -11,9 +11,9 @@ from kcal.errors import InvalidInputError
 from kcal.metrics import AverageRanks, CanonicalCells, ReliabilityBins
 from kcal.validation import check_integer, shown
 
-MOST_PANELS = 400
+MAX_PANELS = 400
 """More panels, methods or curves would give a figure too large to draw."""
-INTEGERS = {"minimum_count": (0, 10**12), "limit": (1, MOST_PANELS)}
+INTEGERS = {"minimum_count": (0, 10**12), "limit": (1, MAX_PANELS)}
 """The lowest and the highest value of an integer."""
 KINDS: dict[str, tuple[Any, str]] = {
     "ax": (Axes | None, "matplotlib axes or None"),
@@ -57,5 +57,5 @@ def check_names(names: Any, n_names: int | None = None) -> list[str]:
 
 def check_count(count: int, name: str, noun: str) -> None:
     """Raise if a figure would be empty, or have more of these than can be drawn."""
-    if not 0 < count <= MOST_PANELS:
-        raise InvalidInputError(name, f"must have 1 to {MOST_PANELS} {noun}", got=f"{count:,}")
+    if not 0 < count <= MAX_PANELS:
+        raise InvalidInputError(name, f"must have 1 to {MAX_PANELS} {noun}", got=f"{count:,}")

@@ -1,25 +1,28 @@
-"""Curves of bandwidths, training and rejection, and average ranks of methods."""
+"""Curves of bandwidths, training, rejection and the wealth of monitors, and average ranks of methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import AverageRanks, RejectionCurve
 from kcal.plots.arguments import check_arguments, check_count, check_kind
-from kcal.plots.style import COUNTS, GAP, LINES, MARKERS, OBSERVED_EDGE, SERIES, prepare_axes, wrap_label
+from kcal.plots.style import COUNTS, GAP, GUIDE, LINES, MARKERS, OBSERVED_EDGE, SERIES, prepare_axes, wrap_label
+from kcal.validation import check_number, shown, to_numbers
 
 if TYPE_CHECKING:
     from kcal.kernels import BandwidthCurve
     from kcal.projection import TrainingCurve
 
 REJECTION = "the result of kcal.metrics.accuracy_rejection(probs, labels)"
+LOWEST_WEALTH = -4.0
+"""Powers of ten below which no wealth is drawn."""
 FEW_METHODS = 3
 """Number of methods whose legend has room inside the axes."""
 
@@ -72,7 +75,12 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
     Axes
         The axes of the losses; those of the learning rate lie over them.
     """
-    steps, losses, rates = _check_curve(curve)
+    from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
+
+    check_kind(curve, "curve", TrainingCurve, "training_curve_ of a KCal that trained its projection")
+    steps, losses, rates = (
+        np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)
+    )
     ax = prepare_axes(ax, 6.4, 4.0, title, pad=28)
     handles = ax.plot(steps, losses, color=OBSERVED_EDGE, marker="o", markersize=4, label="log-loss")
     ax.set(xlabel="training step", ylabel="training log-loss")
@@ -88,20 +96,6 @@ def training_curve(curve: TrainingCurve, *, ax: Axes | None = None, title: str |
         rates_ax.tick_params(axis="y", which="both", colors=COUNTS)
     ax.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
-
-
-def _check_curve(curve: Any) -> list[NDArray[np.float64]]:
-    """Return steps, losses and learning rates as arrays."""
-    from kcal.projection import TrainingCurve  # here, because it imports torch, which other plots do not need
-
-    check_kind(curve, "curve", TrainingCurve, "training_curve_ of a KCal that trained its projection")
-    parts = [np.asarray(part, dtype=np.float64) for part in (curve.steps, curve.losses, curve.learning_rates)]
-    sizes = [len(part) for part in parts]
-    if len(set(sizes)) > 1 or sizes[0] == 0:
-        expected = "must have a loss and a learning rate for each step, and at least one step"
-        got = "{} steps, {} losses and {} learning rates".format(*sizes)
-        raise InvalidInputError("curve", expected, got=got)
-    return parts
 
 
 def rejection_curve(
@@ -192,4 +186,59 @@ def rank_plot(ranks: AverageRanks, *, ax: Axes | None = None, title: str | None 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("average rank ± standard deviation (1 is best)")
     ax.grid(axis="x", alpha=0.25)
+    return ax
+
+
+def wealth_curves(
+    curves: Mapping[str, ArrayLike],
+    *,
+    alpha: float = 0.05,
+    changes: Sequence[int] = (),
+    ax: Axes | None = None,
+    title: str | None = None,
+) -> Axes:
+    """Draw the wealth of monitors against the number of samples, the line 1/α, and where each first reached it.
+
+    Parameters
+    ----------
+    curves
+        The logarithm of the wealth after each sample, by name: ``path`` of the reports of a `CalibrationMonitor` or
+        `DriftMonitor`, those of several updates one after another.
+    alpha
+        Probability of a false alarm that the monitors were made for.
+    changes
+        Samples after which something changed, if that is known.
+    ax, title
+        Axes to draw on, those of a new figure if None, and their title.
+    """
+    check_kind(curves, "curves", Mapping, "a dictionary from a name to the path of the reports of a monitor")
+    check_count(len(curves), "curves", "monitors")
+    places = to_numbers(changes, "changes")
+    if places.ndim != 1 or not np.isfinite(places).all():
+        raise InvalidInputError("changes", "must be a sequence of finite numbers of samples", got=shown(changes))
+    threshold = -np.log10(check_number(alpha, "alpha", minimum=0, maximum=1, exclusive=True))
+    ax = prepare_axes(ax, 7.2, 4.0, title)
+    highest = threshold
+    for place, (name, curve) in enumerate(curves.items()):
+        path = to_numbers(curve, f"curves[{name!r}]") / np.log(10)
+        if path.ndim != 1 or not len(path):
+            raise InvalidInputError(f"curves[{name!r}]", "must be one number per sample", got=f"shape {path.shape}")
+        samples = np.arange(1, len(path) + 1)
+        crossed = np.flatnonzero(path >= threshold)
+        label = wrap_label(name, width=40, lines=1)
+        label += f": alarm after {crossed[0] + 1:,}" if len(crossed) else ": no alarm"
+        style: dict[str, Any] = {"color": SERIES[place % len(SERIES)], "linestyle": LINES[place % len(LINES)]}
+        ax.plot(samples, np.maximum(path, LOWEST_WEALTH), linewidth=1.6, label=label, **style)
+        if len(crossed):
+            ax.plot(crossed[0] + 1, path[crossed[0]], "o", color=style["color"], markersize=8, zorder=4)
+        highest = max(highest, float(path.max()))
+    ax.axhline(threshold, color=GUIDE, linestyle="--", linewidth=1.2)
+    ax.annotate(f"1/α = {1 / alpha:g}", (1.0, threshold), xycoords=("axes fraction", "data"), xytext=(4, 0),
+                textcoords="offset points", va="center")  # fmt: skip
+    for change in places:
+        ax.axvline(change, color=COUNTS, linestyle=":", linewidth=1.5)
+    ax.set_ylim(LOWEST_WEALTH, min(1.08 * highest + 0.5, max(4 * threshold, 12.0)))
+    ax.set(xlabel="samples", ylabel="wealth, powers of ten")
+    ax.grid(alpha=0.25)
+    ax.legend(loc="upper left", frameon=True, framealpha=0.9)
     return ax

@@ -1,12 +1,17 @@
-"""The reliability diagram of one event: observed frequency against predicted probability, above the counts."""
+"""Reliability diagrams: observed frequency against predicted probability, above the counts; one event, or a grid.
 
-from collections.abc import Sequence
+The diagram of one event is drawn by `draw_panel`; the grids are of methods by classes, or of all classes of one method.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
@@ -16,12 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins, reliability
 from kcal.metrics.predictions import Event
-from kcal.plots.arguments import check_arguments
+from kcal.plots.arguments import KINDS, check_arguments, check_count, check_kind, check_names
 from kcal.plots.style import BAND, COUNTS, GAP, GAP_FILL, GUIDE, OBSERVED, OBSERVED_EDGE, prepare_axes, wrap_label
 from kcal.validation import check_number, shown
 
 NARROWEST_BAR = 0.008
 """Bars of equal-count bins are at least this wide, so that they are visible."""
+PANELS_PER_ROW = 5
 STRIP = (0.0, -0.25, 1.0, 0.18)
 """Left, bottom, width and height of the axes of the counts, as fractions of the diagram."""
 
@@ -202,3 +208,164 @@ def legend_handles(options: PanelOptions) -> list[Artist]:
         handles.append(Line2D([], [], color=BAND, linestyle="none", label=label, **band))
     handles.append(Patch(facecolor=COUNTS, label="samples (log scale)"))
     return handles
+
+
+def reliability_grid(
+    rows: Mapping[str, Sequence[ReliabilityBins]],
+    class_names: Sequence[str],
+    *,
+    minimum_count: int = 15,
+    confidence: float | None = 0.95,
+    title: str | None = None,
+    figure: Figure | SubFigure | None = None,
+) -> NDArray[Any]:
+    """Draw a grid of reliability diagrams, one row per method and one column per class.
+
+    Parameters
+    ----------
+    rows
+        By name of the method, the bins of every class, in the order of class_names.
+    class_names
+        Titles of the columns.
+    minimum_count, confidence
+        As in `reliability_diagram`.
+    figure, title
+        Figure to draw on, a new one of fitting size if None, and its title.
+
+    Returns
+    -------
+    array of Axes
+        (methods, classes). The figure is ``axes[0, 0].get_figure(root=True)``.
+    """
+    check_kind(rows, "rows", Mapping, "a dictionary from the name of a method to the bins of each class")
+    names = check_names(class_names)
+    check_count(len(rows) * len(names), "rows", "panels")
+    drawn = [bins for method, row in rows.items() for bins in _check_row(row, f"rows[{method!r}]", len(names))]
+    axes = _draw_grid(drawn, names, len(names), PanelOptions(minimum_count, confidence), figure, title)
+    axes = axes.reshape(len(rows), len(names))
+    for ax, method in zip(axes[:, 0], rows, strict=True):
+        ax.set_ylabel(wrap_label(method, width=14), fontsize=11, fontweight="bold")
+    return axes
+
+
+def class_reliability_grid(
+    predictions: Sequence[ReliabilityBins] | ArrayLike,
+    labels: ArrayLike | None = None,
+    *,
+    class_names: Sequence[str] | None = None,
+    limit: int = 20,
+    minimum_count: int = 15,
+    confidence: float | None = 0.95,
+    title: str | None = None,
+    figure: Figure | SubFigure | None = None,
+) -> NDArray[Any]:
+    """Draw the reliability diagrams of all classes of one method, in rows of up to five.
+
+    Parameters
+    ----------
+    predictions
+        The bins of every class, in the order of the classes; or probabilities, (n_samples, n_classes), together with
+        labels, which are cut into 20 bins of equal width, those of at least max(0.01, 1/K) as in
+        `kcal.metrics.class_errors`.
+    labels
+        True classes as column indices, (n_samples,), if predictions are probabilities.
+    class_names
+        Titles of the diagrams; "class 0" and so on if None.
+    limit
+        With more classes only this many are drawn, those with the largest calibration error, worst first; the title
+        then says so, and how large the errors of the others are.
+    minimum_count, confidence, figure, title
+        As in `reliability_grid`.
+
+    Returns
+    -------
+    array of Axes
+        One per class that is drawn. The figure is ``axes[0].get_figure(root=True)``.
+    """
+    check_arguments(limit=limit)
+    bins = _bins_of_classes(predictions, labels, class_names)
+    names = [f"class {k}" for k in range(len(bins))] if class_names is None else check_names(class_names, len(bins))
+    chosen = list(range(len(bins)))
+    if len(bins) > limit:
+        errors = np.nan_to_num([row.calibration_error for row in bins], nan=-1.0)
+        order = np.argsort(-errors, kind="stable").tolist()
+        chosen, largest = order[:limit], bins[order[limit]].calibration_error
+        which = f"the {limit} classes of largest error" if limit > 1 else "the class of largest error"
+        rest = "no samples" if np.isnan(largest) else f"errors up to {largest:.3f}"
+        which += f"; the other {len(bins) - limit:,} have {rest}"
+        title = which if title is None else f"{title}: {which}"
+    drawn, headings = [bins[k] for k in chosen], [names[k] for k in chosen]
+    n_columns = min(PANELS_PER_ROW, len(drawn))
+    return _draw_grid(drawn, headings, n_columns, PanelOptions(minimum_count, confidence), figure, title)
+
+
+def _draw_grid(
+    drawn: Sequence[ReliabilityBins],
+    headings: Sequence[str],
+    n_columns: int,
+    options: PanelOptions,
+    figure: Figure | SubFigure | None,
+    title: str | None,
+) -> NDArray[Any]:
+    """Draw panels row by row, the first ones with a heading, above a legend; return their axes, (panels,)."""
+    check_arguments(figure=figure, title=title)
+    n_rows, handles, top = ceil(len(drawn) / n_columns), legend_handles(options), top_of_counts(drawn)
+    row_height = 2.1 if len(headings) < len(drawn) else 2.5
+    width = max(1.2 + 1.5 * n_columns, 5.4)  # inches
+    legend_columns = min(int(width / 2.6), len(handles))
+    heights = (0.9 + row_height * n_rows, 0.2 + 0.2 * ceil(len(handles) / legend_columns))  # panels, legend
+    if figure is None:
+        figure = Figure(figsize=(width, sum(heights)), layout="constrained")
+    panels, below = figure.subfigures(2, 1, height_ratios=heights, squeeze=False).flat
+    below.legend(handles=handles, loc="center", ncols=legend_columns, frameon=False)
+    axes = panels.subplots(n_rows, n_columns, squeeze=False).ravel()  # not shared, which is slow for many panels
+    for place, bins in enumerate(drawn):
+        edges = {"left": place % n_columns == 0, "below": place + n_columns >= len(drawn)}
+        _draw_cell(axes[place], bins, options, top, **edges)
+    for ax, heading in zip(axes, headings, strict=False):
+        ax.set_title(f"{wrap_label(heading, width=16, lines=2)}\n", fontsize=10, fontweight="bold")
+    for ax in axes[len(drawn) :]:
+        ax.set_axis_off()
+    panels.supxlabel("predicted probability of the class", fontsize=11)
+    panels.supylabel("observed frequency", fontsize=11)
+    if title is not None:
+        panels.suptitle(title, fontsize=13)
+    return np.asarray(axes[: len(drawn)])
+
+
+def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, top: float, *, left: bool, below: bool) -> None:
+    """Draw one panel of a grid with its error above it; ticks are labelled at the left and below the grid only."""
+    strip = draw_panel(ax, bins, options, marker_size=2)
+    strip.set_ylim(0.7, top)
+    ax.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
+    ax.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
+    ax.text(0.5, 1.02, error_text(bins, "error"), transform=ax.transAxes, ha="center", va="bottom", fontsize=9)
+    ax.tick_params(labelleft=left)
+    strip.tick_params(labelleft=left, labelbottom=below)
+    strip.tick_params(axis="y", labelsize=8)
+    strip.yaxis.set_major_locator(LogLocator(numticks=2))
+
+
+def _bins_of_classes(predictions: Any, labels: Any, class_names: Any) -> Sequence[ReliabilityBins]:
+    """Return the given bins of all classes, or those of the given probabilities and labels."""
+    if labels is None:
+        n_classes = None if class_names is None else len(check_names(class_names))
+        return _check_row(predictions, "predictions", n_classes)
+    if isinstance(predictions, Sequence) and any(isinstance(row, ReliabilityBins) for row in predictions):
+        raise InvalidInputError("labels", "must be left out if predictions are binned", got=shown(labels))
+    first = reliability(predictions, labels, of=0, adaptive=False, threshold="max")  # checks both
+    n_classes = np.shape(predictions)[1]
+    others = (reliability(predictions, labels, of=k, adaptive=False, threshold="max") for k in range(1, n_classes))
+    return [first, *others]
+
+
+def _check_row(row: Any, name: str, n_classes: int | None) -> Sequence[ReliabilityBins]:
+    """Return the bins of all classes; raise if they are not a list, if there are none, or not ``n_classes``."""
+    if not isinstance(row, Sequence) or len(row) != (n_classes or max(len(row), 1)):
+        expected = f"must be a list of the bins of all {n_classes or ''} classes".replace("  ", " ")
+        got = f"{len(row)} bins" if isinstance(row, Sequence) else shown(row)
+        remedy = "Pass [reliability(probs, labels, of=k) for k in range(len(class_names))]."
+        raise InvalidInputError(name, expected, got=got, remedy=remedy)
+    for bins in row:
+        check_kind(bins, name, *KINDS["bins"])
+    return row

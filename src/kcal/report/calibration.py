@@ -219,7 +219,7 @@ class Report:
     @property
     def worst(self) -> list[int]:
         """Classes by calibration error, the largest first."""
-        return self.last.errors.worst(len(self.class_names)).tolist()
+        return [int(k) for k in self.last.errors.worst(len(self.class_names))]
 
     @property
     def suspects(self) -> list[int]:
@@ -366,7 +366,7 @@ def _compute_results(
     if evaluations is None:
         intervals = {"confidence": DEFAULT_CONFIDENCE, "groups": groups}
         evaluations = {method: evaluate(values, labels, **intervals, **of_rows) for method, values in probs.items()}
-    results = []
+    results: list[MethodResult] = []
     for method, values in probs.items():
         predictions = check_predictions(values, labels, sample_weight)
         used = _check_evaluation(evaluations, method, predictions.probs.shape)

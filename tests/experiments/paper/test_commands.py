@@ -20,7 +20,7 @@ from experiments.paper.training import train
 from kcal.benchmark import PAPER_METHODS, Plan, Results, read_tasks, run
 from kcal.benchmark.output import as_json
 from kcal.errors import InvalidInputError
-from kcal.losses.mmce import COEFFICIENT
+from kcal.losses import COEFFICIENT
 from kcal.metrics.registry import METRICS
 from kcal.projection import PaperRecipe
 from toy_data import toy_data

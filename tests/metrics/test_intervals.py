@@ -1,20 +1,33 @@
-"""Bootstrap intervals: means, binned errors, groups, weights, and what is refused."""
+"""Confidence intervals and debiased errors: exact cases, groups, weights, and the forms of the result."""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from known_predictions import two_classes
 from scipy.stats import norm, t
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
     accuracy,
+    class_errors,
     confidence_interval,
     evaluate,
     expected_calibration_error,
     negative_log_likelihood,
 )
-from kcal.metrics.intervals import Gaps, shared_gaps
-from kcal.metrics.resampling import Resampling
+
+ERRORS = [
+    f"{prefix}{name}_calibration_error" for prefix in ("", "static_") for name in ("expected", "classwise")
+]  # fmt: skip
+
+
+def drawn(n_samples, n_classes, sharpness, generator):
+    """Return probabilities whose logits are ``sharpness`` times the true ones, and labels."""
+    true = generator.dirichlet(np.ones(n_classes), size=n_samples)
+    labels = (true.cumsum(axis=1) > generator.random((n_samples, 1))).argmax(axis=1)
+    sharp = true**sharpness
+    return sharp / sharp.sum(axis=1, keepdims=True), np.minimum(labels, n_classes - 1)
 
 
 def test_every_metric_has_an_interval_and_a_seed_decides_it():
@@ -61,14 +74,6 @@ def test_groups_are_resampled_whole():
     assert (by_group.high - by_group.low) > 4 * (by_row.high - by_row.low)
 
 
-def test_weights_and_repetition_give_intervals_of_the_same_metric():
-    probs, labels = two_classes(200, 0.5, np.random.default_rng(16))
-    plain = evaluate(probs, labels, confidence=0.95, resamples=100).intervals
-    weighted = evaluate(probs, labels, confidence=0.95, resamples=100, sample_weight=np.full(200, 3.0)).intervals
-    for name, interval in plain.items():
-        assert tuple(weighted[name]) == pytest.approx(tuple(interval), rel=1e-6)
-
-
 def test_interval_of_a_single_bin_in_a_case_worked_by_hand():
     """400 predictions of 0.7, half of them right: the gap is 0.2, with the noise of binomial counts."""
     probs, labels = np.tile([0.7, 0.3], (400, 1)), np.arange(400) % 2
@@ -81,18 +86,6 @@ def test_interval_of_a_single_bin_in_a_case_worked_by_hand():
     few = evaluate(probs[:20], np.arange(20) < 6, bins=1, confidence=0.9).intervals["expected_calibration_error"]
     assert few.low == 0.0  # 14 of 20 is what they predict
     assert 0.05 < few.high < 0.3
-    assert tuple(Resampling(0.9, 20, 0, None).percentile_interval(np.arange(101.0))) == pytest.approx((5.0, 95.0))
-
-
-def test_shared_gaps_are_the_mean_of_all_events_at_like_predictions():
-    predictions = np.tile([0.1, 0.5, 0.9], 40)
-    sizes = np.where(predictions == 0.5, -0.2, 0.1) + np.random.default_rng(0).normal(scale=0.05, size=120)
-    shares = np.full(120, 1 / 120)
-    gaps = Gaps(shares * sizes, shares, predictions, np.zeros(120), np.full(120, 30.0), range(40))
-    found = shared_gaps(gaps) / shares
-    for place in (0.1, 0.5, 0.9):
-        here = predictions == place
-        assert found[here] == pytest.approx(np.full(40, sizes[here].mean()), abs=0.03)
 
 
 def test_rows_of_weight_0_change_no_interval():
@@ -113,16 +106,6 @@ def test_rows_of_weight_0_change_no_interval():
     assert interval.low < 0.25  # one sample says nearly all
 
 
-def test_binned_intervals_of_groups_are_wider():
-    generator = np.random.default_rng(32)
-    probs, labels = two_classes(60, 0.3, generator)
-    again, groups = (np.repeat(probs, 20, axis=0), np.repeat(labels, 20)), np.repeat(np.arange(60), 20)
-    for name in ("expected_calibration_error", "static_expected_calibration_error"):
-        by_row = evaluate(*again, confidence=0.9, resamples=200, bins=5).intervals[name]
-        by_group = evaluate(*again, confidence=0.9, resamples=200, bins=5, groups=groups).intervals[name]
-        assert by_group.high - by_group.low > 2 * (by_row.high - by_row.low)
-
-
 def test_perfect_accuracy_is_not_certain():
     probs = np.tile([0.99, 0.01], (50, 1))
     interval = evaluate(probs, np.zeros(50, dtype=int), confidence=0.95).intervals["accuracy"]
@@ -130,14 +113,6 @@ def test_perfect_accuracy_is_not_certain():
     groups = np.repeat(np.arange(5), 10)
     by_group = evaluate(probs, np.zeros(50, dtype=int), confidence=0.95, groups=groups).intervals["accuracy"]
     assert by_group.low == pytest.approx(0.5655, abs=1e-4)  # of five samples
-
-
-def test_no_interval_of_an_error_ends_at_0():
-    generator = np.random.default_rng(33)
-    for _ in range(15):
-        probs, labels = two_classes(200, 0.0, generator)
-        for name, (low, high) in evaluate(probs, labels, confidence=0.8, resamples=50).intervals.items():
-            assert low < high, name
 
 
 def test_scores_and_metrics_of_ones_own_have_percentile_intervals():
@@ -151,7 +126,7 @@ def test_scores_and_metrics_of_ones_own_have_percentile_intervals():
     assert own == pytest.approx(tuple(weighted))
 
 
-def test_an_interval_of_any_metric_draws_whole_groups():
+def test_interval_of_any_metric_draws_whole_groups():
     probs, labels = two_classes(30, 0.0, np.random.default_rng(18))
     again, groups = (np.repeat(probs, 20, axis=0), np.repeat(labels, 20)), np.repeat(np.arange(30), 20)
     for metric in (accuracy, expected_calibration_error):
@@ -160,47 +135,106 @@ def test_an_interval_of_any_metric_draws_whole_groups():
         assert by_group.high - by_group.low > 1.5 * (by_row.high - by_row.low)
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    n_samples=st.integers(2, 300),
+    n_classes=st.integers(2, 6),
+    sharpness=st.sampled_from([0.3, 1.0, 1.5, 4.0]),
+    confidence=st.sampled_from([0.01, 0.5, 0.9, 0.95, 0.999]),
+    bins=st.integers(1, 25),
+    how=st.sampled_from(["plain", "weights", "groups"]),
+    seed=st.integers(0, 2**16),
+)
+def test_interval_of_an_error_contains_its_debiased_estimate(
+    n_samples, n_classes, sharpness, confidence, bins, how, seed
+):
+    generator = np.random.default_rng(seed)
+    probs, labels = drawn(n_samples, n_classes, sharpness, generator)
+    extra = {
+        "plain": {},
+        "weights": {"sample_weight": generator.exponential(size=n_samples)},
+        "groups": {"groups": np.arange(n_samples) % max(n_samples // 2, 2)},
+    }[how]
+    result = evaluate(probs, labels, confidence=confidence, resamples=20, bins=bins, seed=seed, **extra)
+    assert set(result.debiased) <= set(ERRORS)
+    for name, debiased in result.debiased.items():
+        low, high = result.intervals[name]
+        assert 0 <= low <= debiased <= high <= 1
+    classes = class_errors(probs, labels, confidence=confidence, resamples=20, bins=bins, seed=seed, **extra)
+    defined = np.isfinite(classes.error)
+    assert (classes.low[defined] <= classes.debiased[defined]).all()
+    assert (classes.debiased[defined] <= classes.high[defined]).all()
+    assert np.isnan(classes.debiased[~defined]).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_interval_of_a_score_contains_its_value(seed):
+    probs, labels = drawn(100, 3, 1.5, np.random.default_rng(seed))
+    result = evaluate(probs, labels, confidence=0.9, resamples=100)
+    for name in set(result.metrics) - set(ERRORS):
+        assert name not in result.debiased
+        low, high = result.intervals[name]
+        assert low <= result.metrics[name] <= high
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 2.0])
+def test_debiased_errors_of_few_samples_are_nearer_to_the_error_of_many(sharpness):
+    generator = np.random.default_rng(0)
+    truth = evaluate(*drawn(200_000, 4, sharpness, generator)).expected_calibration_error
+    results = [evaluate(*drawn(200, 4, sharpness, generator), confidence=0.9, resamples=50) for _ in range(20)]
+    raw = np.mean([result.expected_calibration_error for result in results])
+    debiased = np.mean([result.debiased["expected_calibration_error"] for result in results])
+    assert abs(debiased - truth) < abs(raw - truth)
+
+
+def test_debiased_estimates_are_in_every_form_of_the_result():
+    result = evaluate(*drawn(300, 3, 1.5, np.random.default_rng(1)), confidence=0.9, resamples=50)
+    assert list(result.debiased) == ERRORS
+    entries, frame = result.as_dict(), result.to_frame()
+    for name, value in result.metrics.items():
+        low, high = result.intervals[name]
+        expected = result.debiased.get(name, value)
+        assert (entries[name], entries[f"{name}_low"], entries[f"{name}_high"]) == (value, low, high)
+        assert entries.get(f"{name}_debiased", value) == expected
+        assert frame.loc[name, ["value", "debiased", "low", "high"]].tolist() == [value, expected, low, high]
+    heading, accuracy, error = str(result).splitlines()[1:4]
+    assert heading.split() == ["value", "debiased", "90", "%", "interval"]
+    assert f"{result.debiased[ERRORS[0]]:.5f}  [{result.intervals[ERRORS[0]].low:.5f}, " in error
+    assert accuracy.index("[") == error.index("[") == heading.index("90 %")
+
+
+def test_groups_of_one_row_are_no_groups():
+    probs, labels = drawn(400, 5, 1.3, np.random.default_rng(45))
+    plain, single = (evaluate(probs, labels, confidence=0.95, resamples=50, groups=g) for g in (None, np.arange(400)))
+    for name in ERRORS:
+        assert tuple(single.intervals[name]) == pytest.approx(tuple(plain.intervals[name]), abs=1e-6)
+
+
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("name", "options"),
     [
-        ({"kind": "mean"}, "kind must be one of 'auto'"),
-        ({"seed": -1}, "seed must be an integer"),
-        ({"seed": "x"}, "seed must be an integer"),
-        ({"sample_weight": np.arange(30)}, "metric must take sample_weight if weights are given"),
-        ({"groups": [None, "a"] * 15}, "groups must have no missing entries; got None at row 0"),
+        ("confidence", {"confidence": 95}),
+        ("resamples", {"resamples": 5}),
+        ("groups", {"groups": ["a"]}),
+        ("groups", {"groups": ["a"] * 30}),
+        ("groups", {"groups": [None, "a"] * 15}),
+        ("seed", {"seed": -1}),
     ],
 )
-def test_bad_options_of_an_interval_are_refused(options, words):
-    probs, labels = two_classes(30, 0.0, np.random.default_rng(19))
-    with pytest.raises(InvalidInputError, match=words):
-        confidence_interval(lambda p, y: float(p[y == 0].mean()), probs, labels, **options)
+def test_invalid_options_are_named(name, options):
+    probs, labels = two_classes(30, 0.0, np.random.default_rng(18))
+    for call in (evaluate, lambda *arguments, **options: confidence_interval(accuracy, *arguments, **options)):
+        with pytest.raises(InvalidInputError, match=f"^{name} must"):
+            call(probs, labels, **{"confidence": 0.95, **options})
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"confidence": 95}, "between 0 and 1"),
-        ({"confidence": 0.95, "resamples": 5}, "resamples must be an integer from 20 to 1,000,000; got 5"),
-        ({"confidence": 0.95, "groups": ["a"]}, "groups must have one entry per sample; got 1 entries for 300"),
-        ({"groups": ["a"]}, "groups must have one entry per sample; got 1 entries for 300"),
-        ({"confidence": 0.95, "seed": -1}, "seed must be an integer"),
-        ({"confidence": 0.95, "groups": ["a"] * 300}, "at least two groups"),
-    ],
-)
-def test_bad_settings_are_refused(options, words):
-    probs, labels = two_classes(300, 0.0, np.random.default_rng(18))
-    with pytest.raises(InvalidInputError, match=words):
-        evaluate(probs, labels, **options)
-
-
-def test_one_sample_has_no_interval():
+def test_intervals_need_two_rows_and_a_metric_that_fits():
     with pytest.raises(InvalidInputError, match=r"^probs must have at least two rows"):
         evaluate([[0.4, 0.6]], [1], confidence=0.95)
-
-
-def test_a_metric_must_be_a_function_that_returns_a_number():
-    probs, labels = two_classes(30, 0.0, np.random.default_rng(39))
-    with pytest.raises(InvalidInputError, match="metric must be a function"):
+    probs, labels = two_classes(30, 0.0, np.random.default_rng(19))
+    with pytest.raises(InvalidInputError, match=r"^metric must be a function"):
         confidence_interval("accuracy", probs, labels)
-    with pytest.raises(InvalidInputError, match="must return a number; got NoneType"):
-        confidence_interval(lambda p, y: None, probs, labels)
+    with pytest.raises(InvalidInputError, match=r"^metric must take sample_weight"):
+        confidence_interval(lambda p, y: float(p[y == 0].mean()), probs, labels, sample_weight=np.arange(30))
+    with pytest.raises(InvalidInputError, match=r"^kind must be"):
+        confidence_interval(accuracy, probs, labels, kind="mean")

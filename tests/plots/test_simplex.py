@@ -1,12 +1,10 @@
-"""The structure of the picture of three classes in a triangle."""
+"""The structure of the figure of three classes in a triangle."""
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from matplotlib.quiver import Quiver
 from pictures import boxes_inside, legend_texts, overconfident, rendered
 
-from kcal.errors import InvalidInputError
 from kcal.metrics import canonical_cells
 from kcal.plots import simplex_plot
 from kcal.plots.simplex import CORNERS
@@ -34,7 +32,7 @@ def test_samples_lie_where_their_probabilities_say_by_true_class():
     assert [text.get_text() for text in ax.texts] == NAMES
 
 
-def test_an_arrow_leads_from_the_mean_prediction_of_a_cell_to_what_was_observed():
+def test_arrows_lead_from_mean_prediction_to_observed_frequency():
     probs = np.concatenate([np.tile([0.7, 0.25, 0.05], (20, 1)), np.tile([0.05, 0.05, 0.9], (14, 1))])
     labels = np.array([0] * 10 + [1] * 10 + [2] * 14)
     ax = simplex_plot(canonical_cells(probs, labels, bins=5))
@@ -45,14 +43,14 @@ def test_an_arrow_leads_from_the_mean_prediction_of_a_cell_to_what_was_observed(
     assert len(arrows(simplex_plot(canonical_cells(probs, labels, bins=5), minimum_count=14))[0].U) == 2
 
 
-def test_without_enough_samples_there_are_no_arrows_and_the_legend_names_none():
+def test_too_few_samples_have_no_arrow_and_no_legend_entry():
     ax = simplex_plot(canonical_cells([[0.2, 0.3, 0.5]], [2], bins=5))
     assert arrows(ax) == []
     assert legend_texts(ax) == ["truly class 0", "truly class 1", "truly class 2"]
     assert rendered(ax.figure)
 
 
-def test_of_many_samples_some_are_drawn_and_the_legend_says_how_many():
+def test_many_samples_are_thinned_and_the_legend_says_so():
     probs, labels = overconfident(5000, 3)
     ax = simplex_plot(canonical_cells(probs, labels, bins=5), class_names=NAMES, title="before")
     assert sum(len(cloud.get_xdata()) for cloud in clouds(ax)) == 1667
@@ -61,7 +59,7 @@ def test_of_many_samples_some_are_drawn_and_the_legend_says_how_many():
     assert boxes_inside(ax.figure, [ax.title, ax.get_legend(), *ax.texts])
 
 
-def test_long_names_neither_leave_the_picture_nor_cover_each_other():
+def test_long_names_neither_leave_the_figure_nor_cover_each_other():
     ax = simplex_plot(
         canonical_cells(*overconfident(50, 3), bins=5),
         class_names=["a very long name of a class " * 5] * 3,
@@ -71,26 +69,3 @@ def test_long_names_neither_leave_the_picture_nor_cover_each_other():
     left, right, top = (text.get_window_extent() for text in ax.texts)
     assert left.x1 < right.x0
     assert top.y1 <= ax.title.get_window_extent().y0
-
-
-def test_it_draws_on_the_axes_that_are_given():
-    ax = Figure().add_subplot()
-    assert simplex_plot(canonical_cells([[0.2, 0.3, 0.5]], [2], bins=5), ax=ax) is ax
-
-
-@pytest.mark.parametrize(
-    ("probs", "names", "message"),
-    [
-        ([[0.4, 0.6]], None, "cells must be of three classes; got 2"),
-        ([[0.2, 0.3, 0.5]], ["a"], "class_names must have 3 names, one per class; got 1"),
-        ([[0.2, 0.3, 0.9]], None, "sum to 1"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(probs, names, message):
-    with pytest.raises(InvalidInputError, match=message):
-        simplex_plot(canonical_cells(probs, [0]), class_names=names)
-
-
-def test_anything_but_cells_is_refused_with_what_to_call():
-    with pytest.raises(InvalidInputError, match="canonical_cells"):
-        simplex_plot(np.full((2, 3), 1 / 3))
