@@ -118,7 +118,7 @@ def test_every_reason_not_to_run_a_command_is_needed():
     assert all(any(command.startswith(start) for command in commands) for start in NOT_RUN)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])  # which names earlier options
 def test_commands_in_running_text_and_their_options_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]

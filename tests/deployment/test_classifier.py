@@ -335,7 +335,7 @@ FITS: list[tuple[str, Any]] = [
     ("loader", lambda t: CalibratedClassifier(t.network).fit([t.points])),
     ("loader", lambda t: CalibratedClassifier(t.network).fit([])),
     ("classes", lambda t: CalibratedClassifier(t.network).fit(t.calibration, classes=["a"])),
-    ("folder", lambda t: CalibratedClassifier(t.network).fit("nowhere")),
+    ("nowhere", lambda t: CalibratedClassifier(t.network).fit("nowhere")),
     ("labels", lambda t: CalibratedClassifier(t.network).fit([(t.points, t.labels + 1)])),
     ("labels", lambda t: CalibratedClassifier(t.network).fit([(t.points, t.labels - 1)], classes=NAMES)),
     ("method", lambda t: CalibratedClassifier(t.network, "ts").fit(t.calibration).evidence(t.points)),

@@ -349,8 +349,13 @@ def test_neither_erasure_nor_prediction_waits_for_a_search(searching, problem, t
             assert (await client.get("/")).status_code == 200
             assert not ended
             may_end.set()
-            history = len(load(searching).bandwidth_history_)
-            await until(lambda: len(service.get("animals").predictor.calibrator.bandwidth_history_) > history)
+            earlier = len(load(searching).bandwidth_history_)
+
+            def new_searches():
+                history = service.get("animals").predictor.calibrator.bandwidth_history_[earlier:]
+                return [step for step in history if step.source == "search"]
+
+            await until(new_searches)
             assert "patient-7" not in used_ids(service)
             assert ended == [True]
 
@@ -408,6 +413,7 @@ def test_label_with_inputs_replaces_the_sample_of_an_earlier_network(path, probl
             predictor = Predictor(load(path))
             predictor.version = "present"
             learner.start(predictor)
+            learner.predictor.version = "present"  # as that of a network would be
             assert not {"scan-1", "scan-2"} & used_ids(service)
             given = [
                 {"id": "scan-1", "label": "owl", "embeddings": x[5].tolist()},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from dataclasses import dataclass, field
+from collections import namedtuple
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import exp, log
@@ -56,31 +57,17 @@ def verdict_of(summary: Summary) -> Verdict:
     return Verdict("good", "Yes", f"There is no evidence against it {counted}.")
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A reliability curve in the unit square: bins with their mean prediction, observed frequency and interval."""
-
-    title: str
-    error: float
-    bins: list[dict[str, Any]] = field(repr=False)
+Bin = namedtuple("Bin", "low_edge high_edge n_labels height mean observed low high")
+"""A bin of a reliability curve, as the chart shows it."""
 
 
-def _curve(title: str, curve: ReliabilityBins) -> Curve:
+def _curve(title: str, curve: ReliabilityBins) -> dict[str, Any]:
     lows, highs = curve.frequency_bands(CONFIDENCE)
-    largest = max(int(curve.counts.max()), 1)
-    columns = {
-        "low_edge": curve.edges[:-1],
-        "high_edge": curve.edges[1:],
-        "count": curve.counts,
-        "height": curve.counts / largest,
-        "mean": curve.mean_prediction,
-        "observed": curve.observed_frequency,
-        "low": lows,
-        "high": highs,
-    }
-    filled = np.flatnonzero(curve.counts).tolist()
-    bins = [{name: values[b].item() for name, values in columns.items()} for b in filled]
-    return Curve(title, curve.calibration_error, bins)
+    heights = curve.counts / max(int(curve.counts.max()), 1)
+    means = (curve.mean_prediction, curve.observed_frequency)
+    columns = (curve.edges[:-1], curve.edges[1:], curve.counts, heights, *means, lows, highs)
+    bins = [Bin(*row) for row in zip(*(values.tolist() for values in columns), strict=True)]
+    return {"title": title, "error": curve.calibration_error, "bins": [one for one in bins if one.n_labels]}
 
 
 def render_dashboard(service: Service, selected: str | None, label: str | None, refresh: str | None) -> str:

@@ -122,17 +122,19 @@ class Learner:
 
     def start(self, predictor: Predictor) -> None:
         """Let another predictor follow the store and answer: at the start, and when the model's file is replaced."""
-        self.store.version = "" if self.is_complete else predictor.version
-        counts = self.store.count_by_version() if self.store.version else {}
-        self.n_other_versions = sum(counts.values()) - counts.get(self.store.version, 0)
+        version = self._version_of(predictor)
+        counts = self.store.count_by_version() if version else {}
+        self.n_other_versions = sum(counts.values()) - counts.get(version, 0)
         reason, calibrator, sync, own_ids = unable_to_learn(predictor.calibrator), predictor.calibrator, None, set()
         if not reason:
             calibrator = _with_text_ids(calibrator)
             own_ids = set() if self.is_complete else set(calibrator.current_ids_)
             with without_warnings(), threads_for(0):
-                sync = self._new_sync(calibrator)
+                sync = self._new_sync(calibrator, version)
                 sync.update(search=False)
         with self._lock:
+            with self.store.transaction():  # no feedback on the network before is written meanwhile
+                self.store.version = version
             self.predictor, self._calibrator, self._sync, self._own_ids = predictor, calibrator, sync, own_ids
             self._reason = self.error = reason
             self._follow(force=True)
@@ -140,8 +142,12 @@ class Learner:
             self._thread.start()
         self._wake.set()
 
-    def _new_sync(self, calibrator: Any) -> Any:
-        return self.store.follow(calibrator, keep_others=not self.is_complete, version=self.store.version or None)
+    def _version_of(self, predictor: Predictor) -> str:
+        """Return the version of samples that a predictor follows: its network, unless the store is complete."""
+        return "" if self.is_complete else predictor.version
+
+    def _new_sync(self, calibrator: Any, version: str) -> Any:
+        return self.store.follow(calibrator, keep_others=not self.is_complete, version=version or None)
 
     @property
     def has_groups(self) -> bool:
@@ -160,6 +166,8 @@ class Learner:
         changes = [_Change(one.id, one.given_label(classes), one.rows(predictor), one.group) for one in records]
         try:
             with self.store.transaction():
+                if self.store.version != self._version_of(predictor):
+                    raise busy("the network is being replaced; try again")
                 done = self._write(changes, predictor)
         except KcalError as error:
             if isinstance(error, TimeoutError):
@@ -275,7 +283,7 @@ class Learner:
                 kept = set(calibrator.current_ids_)
                 if gone := [name for name in copy.current_ids_ if name not in kept]:
                     copy.forget(gone)
-                self._calibrator, self._sync = copy, self._new_sync(copy)
+                self._calibrator, self._sync = copy, self._new_sync(copy, self.store.version)
                 self._follow(force=True)
 
     def _work(self) -> None:
