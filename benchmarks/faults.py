@@ -27,7 +27,7 @@ N_FILES, FILE_ROWS, PART_ROWS, N_SUPPORT = 4, 65_536, 16_384, 5_000
 N_SEARCHED = 15_000
 METHODS, N_SPLITS = ("ts", "vector"), 6
 MIDDLE = 0.4
-"""Share of an undisturbed run after which the fault comes; workers have started by then."""
+"""Share of an without faults run after which the fault comes; workers have started by then."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Study:
 
 
 def main(console: Console) -> None:
-    """Run each kind of work undisturbed, with a worker killed and with a node removed, on nodes of 2 cores and of 1.
+    """Run each kind of work without faults, with a worker killed and with a node removed, on nodes of 2 cores and of 1.
 
     A line is printed for each run, and the table at the end.
     """
     title = "Faults in the middle of work"
-    table = Table("", "undisturbed", "a worker killed", "a node removed", "results", title=title)
+    table = Table("", "without faults", "a worker killed", "a node removed", "results", title=title)
     with tempfile.TemporaryDirectory() as name, small_cluster(head_cpus=2, node_cpus=1) as cluster:
         folder = Path(name)
         write_rows(folder / "data")
@@ -65,7 +65,7 @@ def measure(console: Console, study: Study, cluster: Any, folder: Path) -> list[
     seconds: list[float] = []
     results: list[Any] = []
     for fault in faults:
-        name = fault.__name__ if fault else "undisturbed"
+        name = fault.__name__ if fault else "without faults"
         console.print(f"{study.name}, {name.replace('_', ' ')} …")
         start, thread = time.perf_counter(), None
         if fault:

@@ -36,7 +36,7 @@ SMALL = (
     "26",
 )
 """Parts of the names of small models, the smallest first."""
-N_CLASSES, LARGEST = 13, 120e6
+N_CLASSES, MAX_PARAMETERS = 13, 120e6
 """Number of classes, and number of parameters beyond which an architecture is left out."""
 
 
@@ -88,7 +88,7 @@ def main(console: Console) -> None:
             try:
                 torch.manual_seed(0)
                 network = timm.create_model(name, num_classes=N_CLASSES)
-                if sum(parameter.numel() for parameter in network.parameters()) > LARGEST:
+                if sum(parameter.numel() for parameter in network.parameters()) > MAX_PARAMETERS:
                     continue
                 images = torch.randn(2, *network.default_cfg.get("input_size", (3, 224, 224)))
                 result, text = verdict(network, images)

@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
-LARGEST_WHEEL, LARGEST_FILE = 12_000_000, 5_000_000
+MAX_WHEEL, MAX_FILE = 12_000_000, 5_000_000
 """Bytes, at most: of a wheel, and of one file in it."""
 
 
@@ -74,9 +74,9 @@ def check_wheel(contents: dict[str, bytes], tracked: set[str], size: int) -> Non
     require(not missing, f"the wheel lacks {sorted(missing)}")
     require(not foreign, f"the wheel contains {sorted(foreign)}, which are no files of src/kcal in git")
     require(any(name.endswith("/licenses/LICENSE") for name in information), "the wheel lacks the license")
-    require(size <= LARGEST_WHEEL, f"the wheel has {size:,} bytes, more than {LARGEST_WHEEL:,}")
-    large = [name for name, content in contents.items() if len(content) > LARGEST_FILE]
-    require(not large, f"files of more than {LARGEST_FILE:,} bytes are in the wheel: {large}")
+    require(size <= MAX_WHEEL, f"the wheel has {size:,} bytes, more than {MAX_WHEEL:,}")
+    large = [name for name, content in contents.items() if len(content) > MAX_FILE]
+    require(not large, f"files of more than {MAX_FILE:,} bytes are in the wheel: {large}")
 
 
 def check_metadata(text: bytes, project: dict[str, Any]) -> None:

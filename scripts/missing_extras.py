@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-MOST_SECONDS = 120
+MAX_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def run(words: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str
     """Run a command of kcal, or code, in the folder."""
     command = words if words[0] == "-c" else ("-m", "kcal", *words)
     start = [sys.executable, "-I", *command]
-    return subprocess.run(start, cwd=folder, capture_output=True, text=True, timeout=MOST_SECONDS)
+    return subprocess.run(start, cwd=folder, capture_output=True, text=True, timeout=MAX_SECONDS)
 
 
 def complaint(request: Request, folder: Path) -> str:

@@ -67,7 +67,7 @@ def test_matrix_becomes_tensor_of_computing_precision_and_returns_as_its_kind(gi
     assert checked.dtype == dtype
     assert checked.tolist() == ROWS
     assert not checked.requires_grad
-    result = kind_of(given, checked).give_back(checked.sum(dim=1).double().requires_grad_())
+    result = kind_of(given, checked).restore(checked.sum(dim=1).double().requires_grad_())
     assert isinstance(result, torch.Tensor if isinstance(given, torch.Tensor) else np.ndarray)
     assert str(result.dtype).removeprefix("torch.") == str(dtype).removeprefix("torch.")
 

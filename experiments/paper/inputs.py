@@ -22,7 +22,7 @@ CROP_AREA, CROP_RATIO = (0.08, 1.0), 4 / 3
 """Share of the area of a random crop, and the largest ratio of its sides."""
 FLIPPED_SIGNALS = 0.3
 """Share of the signals whose sign changes: electrodes of hand-held recorders are often held the other way round."""
-LARGEST_SCALE, LARGEST_STRETCH, NOISE = 1.25, 1.1, 0.05
+MAX_SCALE, MAX_STRETCH, NOISE = 1.25, 1.1, 0.05
 CLIP = 8.0
 """Values of a standardized signal beyond are artefacts."""
 
@@ -101,12 +101,12 @@ def random_crops(images: Tensor, size: int, generator: np.random.Generator, *, f
 def vary_signals(signals: Tensor, generator: np.random.Generator) -> Tensor:
     """Change scale and sign of every signal (n, n_channels, length), tempo and position of all, and add noise."""
     n_signals, _, length = signals.shape
-    stretch = LARGEST_STRETCH ** generator.uniform(-1, 1)
+    stretch = MAX_STRETCH ** generator.uniform(-1, 1)
     stretched = interpolate(signals, size=round(length * stretch), mode="linear")
     surplus = stretched.shape[2] - length
     start = int(generator.integers(0, abs(surplus) + 1))
     placed = stretched[:, :, start : start + length] if surplus >= 0 else pad(stretched, (start, -surplus - start))
-    scales = LARGEST_SCALE ** generator.uniform(-1, 1, n_signals)
+    scales = MAX_SCALE ** generator.uniform(-1, 1, n_signals)
     signs = np.where(generator.random(n_signals) < FLIPPED_SIGNALS, -1.0, 1.0)
     noise = generator.standard_normal(placed.shape, dtype=np.float32)
     factors = torch.from_numpy((scales * signs).astype(np.float32))[:, None, None]

@@ -34,7 +34,7 @@ from kcal.validation import check_choice
 LOWEST_RATE = 1e-5
 MOMENTUM = 0.9
 PLATEAU_PATIENCE, PLATEAU_FACTOR = 10, 0.5
-LARGEST_GRADIENT = 5.0
+MAX_GRADIENT = 5.0
 """Norm to which gradients are clipped."""
 Report = Callable[[dict[str, Any]], None]
 """Called with the record of every finished epoch."""
@@ -163,7 +163,7 @@ class Training:
                 loss = self._loss(logits.float(), labels, rows[index * size : index * size + len(labels)])
                 self.optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(self.network.parameters(), LARGEST_GRADIENT)
+                nn.utils.clip_grad_norm_(self.network.parameters(), MAX_GRADIENT)
                 self.optimizer.step()
                 total += loss.item() * len(labels)
                 advance(f"epoch {self.epoch + 1}, loss {loss.item():.3f}")

@@ -17,7 +17,7 @@ from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
 from kcal.errors import InvalidInputError
 from kcal.validation import (
-    LARGEST_WEIGHT_RATIO,
+    MAX_WEIGHT_RATIO,
     check_groups,
     check_ids,
     check_integer,
@@ -217,7 +217,7 @@ def relative_weights(log_weights: Floats) -> Floats:
             "calibrator", "has no sample of positive weight left", remedy="Call partial_fit with some."
         )
     weights: Floats = np.exp(log_weights - log_weights.max())
-    weights[weights < 1 / LARGEST_WEIGHT_RATIO] = 0.0
+    weights[weights < 1 / MAX_WEIGHT_RATIO] = 0.0
     positive = weights > 0
     if (weights[positive] == 1).all():
         return weights

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ALMOST_ZERO = 1e-12
 """Probabilities are never smaller than this inside a logarithm."""
-LARGEST = 1e18
+MAX_MAGNITUDE = 1e18
 """Larger magnitudes are errors: their squares, and sums of these, must stay far from overflow in float32."""
 MAX_LOGIT = 1e15
 """Logits are clipped to this magnitude: masks such as ``finfo(float32).min`` are common, and change nothing more."""
-LARGEST_WEIGHT_RATIO = 1e9
+MAX_WEIGHT_RATIO = 1e9
 """A positive weight may differ from their mean by this factor; beyond it, sums lose their precision."""
 SUM_TOLERANCE = 1e-3
 """By how much the sum of probabilities may differ from 1."""
@@ -143,7 +143,7 @@ class ArrayKind:
     device: torch.device
     dtype: torch.dtype
 
-    def give_back(self, tensor: torch.Tensor) -> Any:
+    def restore(self, tensor: torch.Tensor) -> Any:
         """Return ``tensor`` as the kind of array that came in (numpy or torch, same device, same precision)."""
         tensor = tensor.detach().to(dtype=self.dtype)
         return tensor.to(self.device) if self.is_torch else tensor.cpu().numpy()
@@ -204,7 +204,7 @@ def _bounded(tensor: torch.Tensor, name: str, *, logits: bool) -> torch.Tensor:
     import torch
 
     lowest, highest = (float(end) for end in torch.aminmax(tensor))  # NaN if there is any
-    bound = MAX_LOGIT if logits else LARGEST
+    bound = MAX_LOGIT if logits else MAX_MAGNITUDE
     if -bound <= lowest <= highest <= bound:
         return tensor
     if not -inf < lowest <= highest < inf:
@@ -214,7 +214,7 @@ def _bounded(tensor: torch.Tensor, name: str, *, logits: bool) -> torch.Tensor:
     if logits:
         return tensor.clamp(-bound, bound)
     got = f"a magnitude of {max(-lowest, highest):.3g}"
-    raise InvalidInputError(name, f"must have no numbers beyond {LARGEST:g}", got=got, remedy="Scale it down.")
+    raise InvalidInputError(name, f"must have no numbers beyond {MAX_MAGNITUDE:g}", got=got, remedy="Scale it down.")
 
 
 def check_scores(values: Any, checked: torch.Tensor, representation: str, name: str = "X") -> torch.Tensor:
@@ -301,7 +301,7 @@ def look_like_probabilities(rows: torch.Tensor) -> bool:
     return bool(((rows.double().sum(dim=1) - 1).abs() <= SUM_TOLERANCE).all())
 
 
-def warn_of_probabilities(rows: torch.Tensor, representation: str, name: str = "X") -> None:
+def warn_probabilities(rows: torch.Tensor, representation: str, name: str = "X") -> None:
     """Warn if what was passed as logits, (n, n_classes), looks like the output of a softmax or a sigmoid."""
     if representation != "logits" or len(rows) < MIN_ROWS_TO_WARN:
         return
@@ -347,9 +347,6 @@ def raise_where(condition: NDArray[np.bool_], array: NDArray[Any], name: str, ex
         raise InvalidInputError(name, expected, got=f"{array[row]} at row {row}", remedy=remedy)
 
 
-refuse_where = raise_where
-
-
 def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
     """Return ``labels`` as a one-dimensional numpy array of ``n_samples`` class labels: text or numbers."""
     if labels is None:
@@ -390,7 +387,7 @@ def check_columns(labels: Any, n_samples: int, n_classes: int) -> NDArray[np.int
 def require_two_columns(n_columns: int, name: str) -> None:
     """Raise if labels that are booleans, False for the first column and True for the second, have more columns."""
     if n_columns != 2:
-        expected, got = f"must be column indices, 0 to {n_columns - 1}", "truth values, which are labels of two classes"
+        expected, got = f"must be column indices, 0 to {n_columns - 1}", "booleans, which are labels of two classes"
         raise InvalidInputError(name, expected, got=got, remedy=f"Pass {name}.astype(int) if they are columns 0 and 1.")
 
 
@@ -428,8 +425,8 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
     # A power of two, so that the sum cannot overflow and nothing is rounded.
     scaled: NDArray[np.float64] = np.ldexp(array, -int(np.frexp(array.max())[1]))
     relative: NDArray[np.float64] = scaled / scaled[positive].mean()
-    extreme = positive & ((relative < 1 / LARGEST_WEIGHT_RATIO) | (relative > LARGEST_WEIGHT_RATIO))
-    expected = f"must be 0 or within a factor of {LARGEST_WEIGHT_RATIO:g} of the mean of the positive weights"
+    extreme = positive & ((relative < 1 / MAX_WEIGHT_RATIO) | (relative > MAX_WEIGHT_RATIO))
+    expected = f"must be 0 or within a factor of {MAX_WEIGHT_RATIO:g} of the mean of the positive weights"
     raise_where(extreme, array, name, expected, "Set negligible weights to 0.")
     return relative
 
@@ -481,7 +478,7 @@ def _storable(array: NDArray[Any], name: str) -> NDArray[Any]:
         unusual = next((entry for entry in array if not isinstance(entry, int) or entry.bit_length() > 63), None)
         got = f"{str(unusual)[:60]!r}, a Python object of type {type(unusual).__name__}"
     remedy = f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers."
-    raise InvalidInputError(name, "must be text, truth values or numbers of up to 64 bits", got=got, remedy=remedy)
+    raise InvalidInputError(name, "must be text, booleans or numbers of up to 64 bits", got=got, remedy=remedy)
 
 
 # ---------------------------------------------------------------- classes

@@ -1,4 +1,4 @@
-"""Two classes: one column of logits or probabilities, truth values as labels, and columns with names."""
+"""Two classes: one column of logits or probabilities, booleans as labels, and columns with names."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def grown() -> Measurements:
         return run_study(growth.STUDY, list, n_splits=2)
 
 
-def test_labels_follow_the_truth_and_no_temperature_mends_the_network() -> None:
+def test_labels_follow_the_truth_and_no_temperature_corrects_the_network() -> None:
     world = draw_world(20_000, np.random.default_rng(0))
     frequencies = np.bincount(world.outputs.labels) / 20_000
     np.testing.assert_allclose(frequencies, world.truth.mean(axis=0), atol=0.015)

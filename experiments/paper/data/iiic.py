@@ -46,7 +46,7 @@ RATE = 200
 SPECTROGRAM = Spectrogram(rate=RATE, window=RATE, step=RATE // 4, highest=40.0)
 TRAIN_PATIENTS, PATIENTS = 1_936, 1_936 + 77 + 684
 """As in the paper's table, where 77 of 761 patients calibrate: a tenth, where ISRUC has 6 of 30, a fifth."""
-LEAST_VOTES = 3
+MIN_VOTES = 3
 BLOCK = 256
 """Segments whose spectrograms are computed at once."""
 
@@ -73,7 +73,7 @@ def prepare(source: Path, out: Path, *, seed: int = 0, show: bool | None = None)
         parts = group_parts(segments.patients, TRAIN_PATIENTS, PATIENTS, seed=seed)
     rows = kept_rows(segments, parts)
     if not len(rows):
-        raise unreadable(table, f"no segment has {LEAST_VOTES} votes")
+        raise unreadable(table, f"no segment has {MIN_VOTES} votes")
     shape = (signals.shape[1], SPECTROGRAM.n_frequencies, SPECTROGRAM.n_times(signals.shape[2]))
     inputs = new_inputs(out, (len(rows), *shape), np.float32)
     starts = range(0, len(rows), BLOCK)
@@ -99,7 +99,7 @@ def prepare(source: Path, out: Path, *, seed: int = 0, show: bool | None = None)
 
 def kept_rows(segments: Segments, parts: NDArray[np.int8]) -> NDArray[np.int64]:
     """Return the segments with at least 3 votes, and those with spread labels in the training set."""
-    has_votes = ~segments.is_spread & (segments.votes.sum(axis=1) >= LEAST_VOTES)
+    has_votes = ~segments.is_spread & (segments.votes.sum(axis=1) >= MIN_VOTES)
     return np.flatnonzero(has_votes | (segments.is_spread & (parts == TRAIN)))
 
 

@@ -128,7 +128,7 @@ class CalibrationModel(nn.Module):
         return self
 
     @classmethod
-    def restore(cls, config: Mapping[str, Any], tensors: Tensors, **parts: nn.Module) -> Self:
+    def from_state(cls, config: Mapping[str, Any], tensors: Tensors, **parts: nn.Module) -> Self:
         """Return the model of a configuration with the buffers of a ``state_dict``; names and shapes must match.
 
         ``parts`` are modules that a configuration cannot describe, such as a projection of the caller's own.
@@ -148,7 +148,7 @@ class CalibrationModel(nn.Module):
         """Return a model with other buffers (None for one that goes) or another configuration; the rest is shared."""
         merged = {**self.state_dict(), **(tensors or {})}
         kept = {name: tensor for name, tensor in merged.items() if tensor is not None}
-        return self.restore({**self.config, **config}, kept, **self.parts())
+        return self.from_state({**self.config, **config}, kept, **self.parts())
 
     def parts(self) -> dict[str, nn.Module]:
         """Return the modules that ``config`` cannot describe, by their names in the constructor."""
@@ -306,14 +306,14 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``logits`` are for a method that takes both embeddings and logits, if it was fitted with them.
         """
         log_probs, _, kind = self._predict(X, logits)
-        return kind.give_back(torch.exp(log_probs))
+        return kind.restore(torch.exp(log_probs))
 
     @without_autocast()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
         log_probs, _, kind = self._predict(X, logits)
         log_probs = log_probs.to(kind.dtype)
-        return kind.give_back(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
+        return kind.restore(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
 
     @without_autocast()
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
@@ -398,7 +398,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = state.values["model"]
         stored = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
         tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-        model = cls.model_class.restore(config, tensors, **cls._model_parts(config, tensors, parts))
+        model = cls.model_class.from_state(config, tensors, **cls._model_parts(config, tensors, parts))
         calibrator = cls(**cls._read_parameters(state.parameters, model))
         calibrator._check_parameters()
         classes = decode_classes(state.values["classes"])

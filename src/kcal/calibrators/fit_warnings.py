@@ -24,7 +24,7 @@ MIN_WITHOUT_ERRORS = 30
 """Calibration samples without an error from which the training set is suspected."""
 
 
-def warn_of_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: str = "") -> None:
+def warn_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: str = "") -> None:
     """Warn if a class has no calibration sample."""
     missing = classes[counts == 0].tolist()
     if missing:
@@ -47,7 +47,7 @@ def warn_without_errors(log_probs: torch.Tensor, codes: NDArray[np.int64]) -> No
         )
 
 
-def warn_of_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:
+def warn_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:
     """Warn if queries are rows of the calibration set."""
     if known.any():
         warn(
@@ -58,12 +58,12 @@ def warn_of_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:
         )
 
 
-def are_few(n: int, n_classes: int) -> bool:
+def too_few_samples(n: int, n_classes: int) -> bool:
     """Return whether there are so few calibration samples per class that a method may do worse than the network."""
     return n < FEW_PER_CLASS * n_classes
 
 
-def warn_of_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: float) -> None:
+def warn_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: float) -> None:
     """Warn that there are too few calibration samples per class for an estimate without the network's logits."""
     warn(
         f"{n:,} calibration samples for {n_classes:,} classes are few: below {FEW_PER_CLASS} per class kernel density "
@@ -74,7 +74,7 @@ def warn_of_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: fl
     )
 
 
-def warn_of_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> None:
+def warn_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> None:
     """Warn if calibration rows occur among the training rows, which are given by their fingerprints."""
     shared = int(np.isin(row_fingerprints(rows), training).sum())
     if shared:
@@ -85,7 +85,7 @@ def warn_of_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> N
         )
 
 
-def warn_of_held_out(n_training: int, n_support: int) -> None:
+def warn_held_out(n_training: int, n_support: int) -> None:
     """Warn that part of the calibration set was held out to train the projection."""
     warn(
         f"No training set was given: {n_training} of the {n_training + n_support} samples were held out to train the "

@@ -114,8 +114,8 @@ class IMaxBinning(LogitCalibrator):
         with torch.inference_mode():
             log_probs = network_log_probs(rows.to(model.device), model.representation)
             if model.form == "top":
-                return kind.give_back(torch.exp(model.log_probs(log_probs)))
-            return kind.give_back(model.rates(rounded_log_odds(log_probs)))
+                return kind.restore(torch.exp(model.log_probs(log_probs)))
+            return kind.restore(model.rates(rounded_log_odds(log_probs)))
 
     @property
     def fits_each_class(self) -> bool:

@@ -21,11 +21,11 @@ from kcal.calibrators.base import CalibratorState, check_at_least_two, fitted
 from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, select_one_se
 from kcal.calibrators.explain import Attribution, attribute_kcal
 from kcal.calibrators.fit_warnings import (
-    are_few,
-    warn_of_held_out,
-    warn_of_missing_classes,
-    warn_of_sparse_support,
-    warn_of_training_rows,
+    too_few_samples,
+    warn_held_out,
+    warn_missing_classes,
+    warn_sparse_support,
+    warn_training_rows,
 )
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator, from_stored, to_stored
 from kcal.calibrators.kernel_model import KernelModel, compares_lengths, sorted_support
@@ -368,8 +368,8 @@ class KCal(KernelCalibrator):
         with threads_for(0):
             model, found, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = len(samples.counted)
-        if are_few(n_counted, samples.n_classes):
-            warn_of_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
+        if too_few_samples(n_counted, samples.n_classes):
+            warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
         chosen = (self._bandwidth_choice(samples).fixed_source,) if curve is None else ("search", curve.loss)
         fit = Fit(
             model=model,
@@ -427,7 +427,7 @@ class KCal(KernelCalibrator):
             raise AttributeError(
                 "a merged or compressed support has no leave_one_out_proba_: its points are not samples"
             )
-        return fit.kind.give_back(fit.model.leave_one_out_probs(fit.samples.keys()))
+        return fit.kind.restore(fit.model.leave_one_out_probs(fit.samples.keys()))
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
@@ -491,11 +491,11 @@ class KCal(KernelCalibrator):
         check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))
         if not self.smoothing:
             remedy = "Or pass smoothing=1e-3 to give them some probability."
-            warn_of_missing_classes(samples.classes, frequencies, remedy)
+            warn_missing_classes(samples.classes, frequencies, remedy)
         if isinstance(self.projection, TrainedProjection):
-            warn_of_training_rows(samples.embeddings, self.projection.fingerprints)
+            warn_training_rows(samples.embeddings, self.projection.fingerprints)
         elif training is not None:
-            warn_of_training_rows(samples.embeddings, row_fingerprints(training.embeddings))
+            warn_training_rows(samples.embeddings, row_fingerprints(training.embeddings))
 
     def _n_folds(self, samples: Samples) -> int | None:
         """Return the number of folds of the bandwidth search; None leaves out samples or groups one at a time."""
@@ -621,7 +621,7 @@ class KCal(KernelCalibrator):
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         if lost and not self.smoothing:
-            warn_of_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
+            warn_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
 
     # Smaller supports
 
@@ -719,7 +719,7 @@ def hold_out_half(samples: Samples, seed: int) -> tuple[Samples, Samples]:
     if len(np.unique(training.codes)) < 2:
         expected = f"are needed: half of {len(samples)} samples holds fewer than two classes to learn from"
         raise InvalidInputError("train_embeddings", expected, remedy='Pass them, or projection="identity".')
-    warn_of_held_out(len(training), len(kept))
+    warn_held_out(len(training), len(kept))
     return training, kept
 
 

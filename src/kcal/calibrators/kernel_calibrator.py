@@ -29,7 +29,7 @@ from kcal.calibrators.base import (
 )
 from kcal.calibrators.compress import CompressionOptions, FindSize, check_target, compress_model
 from kcal.calibrators.explain import Explanation, explain_rows
-from kcal.calibrators.fit_warnings import warn_of_known_rows
+from kcal.calibrators.fit_warnings import warn_known_rows
 from kcal.calibrators.kernel_model import example_rows
 from kcal.calibrators.online import BandwidthRecord, Counters, SampleTable, Updates, check_updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
@@ -193,7 +193,7 @@ class KernelCalibrator(Calibrator):
     def _predict(self, X: Any, logits: Any) -> Prediction:
         fit = self._latest()
         *inputs, kind = self._check_inputs(fit, X, logits)
-        warn_of_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
+        warn_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
         with torch.no_grad():
             return Prediction(fit.model.in_blocks(*inputs), fit.classes, kind)
 
@@ -216,7 +216,7 @@ class KernelCalibrator(Calibrator):
         estimate = self._latest().model.estimate
         rows, kind = self._check_rows(X)
         with torch.no_grad():
-            return kind.give_back(estimate.log_density(estimate.class_sums(estimate.rows(rows, rows))))
+            return kind.restore(estimate.log_density(estimate.class_sums(estimate.rows(rows, rows))))
 
     @without_autocast()
     def evidence(self, X: Any) -> Any:
@@ -232,7 +232,7 @@ class KernelCalibrator(Calibrator):
         estimate = self._latest().complete.estimate
         rows, kind = self._check_rows(X)
         with torch.no_grad():
-            return kind.give_back(estimate.evidence_of(rows, rows))
+            return kind.restore(estimate.evidence_of(rows, rows))
 
     @without_autocast()
     def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
@@ -252,7 +252,7 @@ class KernelCalibrator(Calibrator):
         fit = self._latest()
         *inputs, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
-        warn_of_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
+        warn_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
         with torch.no_grad():
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 

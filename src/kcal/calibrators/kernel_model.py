@@ -151,7 +151,7 @@ class KernelModel(CalibrationModel):
         kept = {key: tensor for key, tensor in buffers.items() if tensor is not None}
         config |= {"n_features": n_features, "dimension": support.dimension, "compares_lengths": compares_lengths}
         own = {"module": module} if name == OWN_MODULE else {}
-        return cls.restore({"projection": name, **given, **config}, kept, **own)
+        return cls.from_state({"projection": name, **given, **config}, kept, **own)
 
     def parts(self) -> dict[str, nn.Module]:
         """Return a projection of the caller's own."""

@@ -29,7 +29,7 @@ from kcal.calibrators.base import (
     example_logits,
 )
 from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
-from kcal.calibrators.fit_warnings import warn_of_known_rows, warn_of_missing_classes, warn_without_errors
+from kcal.calibrators.fit_warnings import warn_known_rows, warn_missing_classes, warn_without_errors
 from kcal.calibrators.temperature_prior import scaled_network
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
@@ -42,11 +42,11 @@ from kcal.validation import (
     check_scores,
     collect_classes,
     column_names,
-    refuse_where,
+    raise_where,
     require_two_columns,
     table_classes,
     unchecked_logits,
-    warn_of_probabilities,
+    warn_probabilities,
 )
 
 Codes = NDArray[np.int64]
@@ -151,7 +151,7 @@ class LogitCalibrator(Calibrator):
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
         table, scores = (X, rows) if self.inputs == "logits" else (logits, self._check_logits(logits, rows))
-        warn_of_probabilities(scores, self.representation)
+        warn_probabilities(scores, self.representation)
         log_probs = to_log_probs(scores, self.representation, ignore_order=self.model_class.ignores_class_order)
         labels = columns_of(y, table, log_probs.shape, classes)
         given = {name: options.pop(name, None) for name in ("sample_weight", "groups")}
@@ -162,7 +162,7 @@ class LogitCalibrator(Calibrator):
             check_two_parts(samples)
         warn_without_errors(samples.logits, samples.codes)
         if self.fits_each_class:
-            warn_of_missing_classes(labels, samples.class_weights())
+            warn_missing_classes(labels, samples.class_weights())
         size = samples.logits.numel() * (log_probs.shape[1] if embeddings is None else embeddings.shape[1])
         with threads_for(size):
             model = self._fit_model(samples, **options)
@@ -201,8 +201,8 @@ class LogitCalibrator(Calibrator):
         else:
             embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)
             if model.holds_samples:
-                warn_of_known_rows(self._knows(rows))
-        warn_of_probabilities(scores, model.representation)
+                warn_known_rows(self._knows(rows))
+        warn_probabilities(scores, model.representation)
         with torch.no_grad():
             return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
 
@@ -319,5 +319,5 @@ def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[A
         )
     expected = f"must be column indices from 0 to {n_columns - 1}"
     remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
-    refuse_where((labels < 0) | (labels >= n_columns), labels, "y", expected, remedy)
+    raise_where((labels < 0) | (labels >= n_columns), labels, "y", expected, remedy)
     return np.arange(n_columns)

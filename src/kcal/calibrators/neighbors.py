@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from kcal.calibrators.base import Shapes, fitted
-from kcal.calibrators.fit_warnings import warn_of_training_rows
+from kcal.calibrators.fit_warnings import warn_training_rows
 from kcal.calibrators.logits import Floats, LogitCalibrator, LogitModel, fit_with_embeddings, required
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
@@ -248,7 +248,7 @@ class DensityAwareCalibration(LogitCalibrator):
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
         columns = embeddings.shape[1]
         rows = check_matrix(train_embeddings, "train_embeddings", columns=columns, owner="the calibration set")
-        warn_of_training_rows(embeddings, row_fingerprints(rows))
+        warn_training_rows(embeddings, row_fingerprints(rows))
         return rows.cpu().double()
 
 

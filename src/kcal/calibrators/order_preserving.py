@@ -232,12 +232,12 @@ class OrderPreservingCalibration(LogitCalibrator):
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""
         values, (keys, kind) = super().predict_proba(X, logits=logits), self._check_rows(X)
-        return kind.give_back(in_exact_order(torch.as_tensor(values), keys))
+        return kind.restore(in_exact_order(torch.as_tensor(values), keys))
 
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes), ordered as the logits."""
         values, (keys, kind) = super().predict_log_proba(X, logits=logits), self._check_rows(X)
-        return kind.give_back(-in_exact_order(torch.as_tensor(values).abs(), -keys))
+        return kind.restore(-in_exact_order(torch.as_tensor(values).abs(), -keys))
 
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, that of the greatest logit."""

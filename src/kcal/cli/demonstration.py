@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BLEND = "KCalBlend"
 DRAWN = ("uncal", "ts", BLEND)
-"""The rows of the picture."""
+"""The rows of the figure."""
 IMAGES_PER_BATCH = 64
 """With which the time per prediction is measured."""
 CODE = """\
@@ -53,7 +53,7 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
 
     A small torch network for pictures of clothes comes with kcal. The demo prints the lines of Python that calibrate
     it, fits KCalBlend, KCal and the best methods on logits to its outputs for new pictures, prints their metrics, and
-    writes a picture, a model and data to continue with. It takes less than a minute.
+    writes a figure, a model and data to continue with. It takes less than a minute.
 
     [bold]Example[/]
 
@@ -72,13 +72,13 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
     if is_shown:
         show_code(example)
     results = run_methods(example, quiet=not is_shown)
-    picture = draw(example, results.probs, out / "reliability.png")
+    figure = draw(example, results.probs, out / "reliability.png")
     model = results.models[BLEND].save(out / "model.kcal")
     write_parts(example, results, out)
     evaluations = evaluate_test(results.probs, example)
 
     def show_all() -> None:
-        show(evaluations, results.probs, picture)
+        show(evaluations, results.probs, figure)
         show_times(example, results, perf_counter() - start)
         show_next_commands(out, model)
 
@@ -117,7 +117,7 @@ def evaluate_test(probs: dict[str, Any], example: Example) -> dict[str, Any]:
 def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
     """Write reliability diagrams of every class before, after the usual method and after the blend.
 
-    Without matplotlib there is no picture.
+    Without matplotlib there is no figure.
     """
     try:
         from kcal.plots import reliability_grid
@@ -172,7 +172,7 @@ def show_code(example: Example) -> None:
     screen.print(f"This is {BLEND} in the table.\n")
 
 
-def show(evaluations: dict[str, Any], probs: dict[str, Any], picture: Path | None) -> None:
+def show(evaluations: dict[str, Any], probs: dict[str, Any], figure: Path | None) -> None:
     """Print the table and what it means."""
     screen = console()
     screen.print(methods_table(evaluations))
@@ -189,11 +189,11 @@ def show(evaluations: dict[str, Any], probs: dict[str, Any], picture: Path | Non
         "The methods in rows 2 to 4 use the network's logits, KCal its embeddings; KCalBlend uses both. Only KCal "
         "needs the data that the network was trained on."
     )
-    if picture is None:
-        screen.print("There is no picture, because matplotlib is not installed. To install it:")
+    if figure is None:
+        screen.print("There is no figure, because matplotlib is not installed. To install it:")
         screen.print("  pip install 'kcal\\[plots]'", style="green")
     else:
-        screen.print(f"In [cyan]{shown(picture)}[/], bars that end on the diagonal are calibrated probabilities.")
+        screen.print(f"In [cyan]{shown(figure)}[/], bars that end on the diagonal are calibrated probabilities.")
 
 
 def show_times(example: Example, results: Results, seconds: float) -> None:

@@ -178,8 +178,8 @@ def explain(
 ) -> Result:
     """Show why a probability was given: its most influential calibration samples, by kcal, kcal-logits or kcal-blend.
 
-    Each sample has a share of the probability of its class. With all other samples and what is no sample (the network
-    and its refitted last layer of a kcal-blend; smoothing) the shares of a column sum to the probability. Of a
+    Each sample has a share of the probability of its class. With all other samples and what is not a sample (the
+    network and its refitted last layer of a kcal-blend; smoothing) the shares of a column sum to the probability. Of a
     kcal-blend the contributions to the log-odds of the two most probable classes are shown, too. Without
     [cyan]--row[/] and [cyan]--id[/] all rows are explained, and the first ones shown. Samples have the ids of kcal fit,
     or row numbers of the calibration set.

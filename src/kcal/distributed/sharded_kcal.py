@@ -225,12 +225,12 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows, sums = self._class_sums(X)
         posteriors = torch.cat([part.posteriors()[0] for part in sums])
         probs = smooth(apply_prior(posteriors, self._prior, self._frequencies), self._even_share)
-        return kind_of(X, rows).give_back(probs)
+        return kind_of(X, rows).restore(probs)
 
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set at each row, (n,), as :meth:`kcal.KCal.log_evidence`."""
         rows, sums = self._class_sums(X)
-        return kind_of(X, rows).give_back(self._log_densities(sums, self._log_weight))
+        return kind_of(X, rows).restore(self._log_densities(sums, self._log_weight))
 
     def evidence(self, X: Any) -> Any:
         """Return the share of calibration samples that have less evidence than each row, as :meth:`kcal.KCal.evidence`.
@@ -245,7 +245,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             densities = self._log_densities([own], log_weights)
             self._reference = densities.sort().values, None if lengths is None else lengths.sort().values
         densities, lengths = self._log_densities(sums, self._log_weight), log_lengths(rows.double())
-        return kind_of(X, rows).give_back(evidence_share(densities, lengths, *self._reference))
+        return kind_of(X, rows).restore(evidence_share(densities, lengths, *self._reference))
 
     def _class_sums(self, X: Any) -> tuple[torch.Tensor, list[ClassSums]]:
         """Return rows as a tensor and their class sums, block by block."""

@@ -117,7 +117,7 @@ def check_predictions(
 ) -> Predictions:
     """Check probabilities, labels, weights and groups; rows of weight 0 are left out.
 
-    Labels are column indices, truth values of two columns, members of ``classes``, or names of the columns of a table.
+    Labels are column indices, booleans of two columns, members of ``classes``, or names of the columns of a table.
     """
     checked = check_probs(probs)
     n_samples, n_classes = checked.shape

@@ -22,7 +22,7 @@ from kcal.validation import (
     check_matrix,
     check_number,
     check_seed,
-    refuse_where,
+    raise_where,
     to_numbers,
 )
 
@@ -158,7 +158,7 @@ def _check_scores(scores: ArrayLike, name: str) -> Floats:
     array = to_numbers(scores, name).astype(np.float64)
     if array.ndim != 1 or not len(array):
         raise InvalidInputError(name, "must be one number per row, of at least one row", got=f"shape {array.shape}")
-    refuse_where(np.isnan(array), array, name, "must not be NaN")
+    raise_where(np.isnan(array), array, name, "must not be NaN")
     return array
 
 

@@ -305,7 +305,7 @@ class CalibrationStore:
         versions, or of another than that of this store, it warns. ``version`` chooses the samples of one.
         """
         samples = self.samples(version=version)
-        self.warn_of_versions(set(samples.versions.tolist()), version)
+        self.warn_versions(set(samples.versions.tolist()), version)
         return fit_on(calibrator, samples.outputs, training, classes=classes)
 
     def follow(
@@ -326,7 +326,7 @@ class CalibrationStore:
         options: dict[str, Any] = {"classes": classes, "version": _check_version(version), "keep_others": keep_others}
         return StoreSync(self, calibrator, every, **options)
 
-    def warn_of_versions(self, versions: set[str], chosen: str | None = None) -> None:
+    def warn_versions(self, versions: set[str], chosen: str | None = None) -> None:
         """Warn if samples are of several model versions or, unless one was ``chosen``, of another than the store's."""
         expected = {self.version} if self.version and chosen is None else set()
         if len(versions | expected) < 2:

@@ -101,7 +101,7 @@ class StoreSync:
         versions = set() if samples is None else set(samples.versions.tolist())
         if not versions <= self._versions:
             self._versions |= versions
-            self.store.warn_of_versions(self._versions, self.version)
+            self.store.warn_versions(self._versions, self.version)
 
     def _adopt(self, samples: StoredSamples | None) -> set[Any]:
         """Find the rows of the samples that a fitted calibrator has; return the ids of those with the same labels."""

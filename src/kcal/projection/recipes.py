@@ -13,7 +13,7 @@ from kcal.validation import check_choice, check_integer, check_number, shown
 
 FEATURES_OF_A_DIRECTION = 16
 """From this number of features on, embeddings are divided by their length."""
-LARGEST = 1e12
+MAX_MAGNITUDE = 1e12
 """Bound of rates, decays and bandwidths."""
 MAX_COUNT = 10**7
 """Bound of numbers of steps, samples and dimensions."""
@@ -44,8 +44,8 @@ def _one_of(*choices: object) -> Callable[[Any, str], object]:
     return check
 
 
-_positive = partial(check_number, minimum=0, maximum=LARGEST, exclusive=True)
-_from_zero = partial(check_number, minimum=0, maximum=LARGEST)
+_positive = partial(check_number, minimum=0, maximum=MAX_MAGNITUDE, exclusive=True)
+_from_zero = partial(check_number, minimum=0, maximum=MAX_MAGNITUDE)
 _count = partial(check_integer, minimum=1, maximum=MAX_COUNT)
 CHECKS: dict[str, Callable[[Any, str], object]] = {
     **dict.fromkeys(("learning_rate", "bandwidth"), _positive),

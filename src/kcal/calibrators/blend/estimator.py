@@ -20,7 +20,7 @@ from kcal.calibrators.base import (
 )
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
-from kcal.calibrators.fit_warnings import warn_of_missing_classes, warn_without_errors
+from kcal.calibrators.fit_warnings import warn_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
 from kcal.calibrators.kernel_model import compares_lengths, sorted_support
 from kcal.calibrators.logits import check_logits, columns_of, to_log_probs
@@ -40,7 +40,7 @@ from kcal.validation import (
     parameter,
     row_fingerprints,
     shown,
-    warn_of_probabilities,
+    warn_probabilities,
 )
 
 
@@ -162,7 +162,7 @@ class KCalBlend(KernelCalibrator):
         samples = replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths).select(samples.counted)
         check_two_parts(samples)
         if scores is None:
-            warn_of_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
+            warn_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
         else:
             warn_without_errors(samples.logits, samples.codes)
         metric = "unit" if rows.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
@@ -254,7 +254,7 @@ class KCalBlend(KernelCalibrator):
         if logits is None:
             return None
         scores = check_logits(logits, len(rows), representation, **known)
-        warn_of_probabilities(scores, representation, "logits")
+        warn_probabilities(scores, representation, "logits")
         return scores
 
     def _check_inputs(self, fit: Fit, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor | None, ArrayKind]:

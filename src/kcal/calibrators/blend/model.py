@@ -33,7 +33,7 @@ from kcal.calibrators.refit import RidgeModel
 from kcal.embeddings.heads import CONVOLUTIONS
 from kcal.errors import InvalidInputError
 from kcal.kernels import ClassSums, SortedSupport
-from kcal.validation import LARGEST, shown, to_numbers, unchecked_logits
+from kcal.validation import MAX_MAGNITUDE, shown, to_numbers, unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
 MASKED, MASK_FACTOR = -5000.0, 10.0
@@ -198,7 +198,7 @@ class BlendModel(CalibrationModel):
         configs = dict.fromkeys(parts) | {name: part.config for name, part in present.items()}
         tensors = {f"{name}.{key}": value for name, part in present.items() for key, value in part.state_dict().items()}
         own = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items() if value is not None}
-        return cls.restore({**config, **configs}, tensors | own)
+        return cls.from_state({**config, **configs}, tensors | own)
 
     def with_estimate(self, estimate: KernelModel) -> Self:
         """Return the model with another kernel estimate."""
@@ -254,8 +254,8 @@ class LinearHead(CalibrationModel):
         if shapes[0][1:] != (n_features,) or not shapes[0][0] or shapes[1:] not in ([], [shapes[0][:1]]):
             got = f"shapes {' and '.join(map(str, shapes))} for {n_features:,} features of X"
             raise InvalidInputError("head", HEADS, got=got)
-        if not all((np.abs(part) <= LARGEST).all() for part in parts):  # False for NaN
-            raise InvalidInputError("head", f"must have finite entries of at most {LARGEST:g}", got="others")
+        if not all((np.abs(part) <= MAX_MAGNITUDE).all() for part in parts):  # False for NaN
+            raise InvalidInputError("head", f"must have finite entries of at most {MAX_MAGNITUDE:g}", got="others")
         if len(parts[0]) == 1:
             parts = [np.concatenate([np.zeros_like(part), part]) for part in parts]
         made = cls(n_classes=len(parts[0]), n_features=n_features, has_bias=bias is not None)
