@@ -26,8 +26,8 @@ from kcal.validation import shown
 LOCK_FILE = "run.lock"
 MAX_SUFFIX = 20
 """Longer suffixes are not kept in the temporary name, which might exceed the limit of the file system."""
-MAX_EXPANSION, MIN_CHECKED_BYTES = 100, 2**30
-"""Arrays of more bytes than this must not be more than 100 times as large as they are in the file."""
+MAX_EXPANSION, MIN_CHECKED_BYTES = 200, 2**28
+"""Arrays of more bytes than this must not be more than 200 times as large as they are in the file."""
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """First characters by which spreadsheet programs take a cell for a formula."""
 TEXT_MARK = "'"
@@ -142,33 +142,41 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
                 npy.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
-def load_arrays(file: IO[bytes]) -> Any:
-    """Return what ``numpy.load`` reads of an open npz or npy file, without pickles.
+def array_names(path: Path) -> tuple[str, ...]:
+    """Return the names of the arrays of an npz file."""
+    with zipfile.ZipFile(path) as archive:
+        return tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
 
-    An array that is declared far larger than what the file holds of it raises before memory is allocated.
+
+def read_array(path: Path, name: str | None = None) -> NDArray[Any]:
+    """Return an array of an npz file by its name, or that of an npy file.
+
+    No pickle is read, and an array that is declared far larger than what the file holds of it raises before memory is
+    allocated. numpy, zipfile and zlib raise almost any error on damaged files.
     """
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            for entry in archive.infolist():
-                with archive.open(entry) as stream:
-                    _check_declared_size(stream, entry.compress_size)
-    else:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(0)
-        _check_declared_size(file, size)
-    file.seek(0)
-    return np.load(file, allow_pickle=False)
+    if name is None:
+        with path.open("rb") as stream:
+            return _read_stream(stream, *[path.stat().st_size] * 2)
+    with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as stream:
+        info = archive.getinfo(f"{name}.npy")
+        return _read_stream(stream, info.file_size, info.compress_size)
 
 
-def _check_declared_size(stream: IO[bytes], stored: int) -> None:
-    try:
-        read_header = npy.read_array_header_1_0 if npy.read_magic(stream) == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = read_header(stream)
-    except Exception:  # not an array, or damaged: numpy says so where it is read
-        return
-    declared = prod(shape) * dtype.itemsize
-    if declared > max(MIN_CHECKED_BYTES, MAX_EXPANSION * stored):
-        raise FileFormatError(f"An array of {declared:,} bytes is declared; the file holds {stored:,} of it.")
+def _read_stream(stream: IO[bytes], n_bytes: int, n_stored: int) -> NDArray[Any]:
+    """Return the array of an npy stream of ``n_bytes``, of which a compressed file holds ``n_stored``."""
+    read_header = npy.read_array_header_1_0 if npy.read_magic(stream) == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    if dtype.hasobject:
+        raise FileFormatError(
+            "contains Python objects, which are not read because that could run code. Convert it first: "
+            "array.astype(str) for names, array.astype(float) for numbers."
+        )
+    size = prod(shape) * dtype.itemsize
+    if size > n_bytes or size > max(MIN_CHECKED_BYTES, MAX_EXPANSION * n_stored):
+        raise FileFormatError(f"declares {size:,} bytes, and the file holds {n_stored:,} for it.")
+    stream.seek(0)
+    array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+    return array
 
 
 def with_mark(text: str) -> str:

@@ -30,7 +30,7 @@ from sklearn.utils import check_array
 from kcal.datasets import COMPANIONS, load_example
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, printable, warn
-from kcal.files import check_path, load_arrays, write_arrays
+from kcal.files import array_names, check_path, read_array, write_arrays
 from kcal.validation import check_number, shown, to_array
 
 MAX_LISTED = 10_000
@@ -285,11 +285,9 @@ def in_least_precision(values: NDArray[np.float32], *, largest_error: float = np
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an npz file by name."""
     try:
-        with path.open("rb") as file, load_arrays(file) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        if not all(isinstance(values, np.ndarray) for values in arrays.values()):
-            raise ValueError("it has members that are not arrays")
-        return arrays
+        if not (names := array_names(path)):
+            raise ValueError("it has no arrays")
+        return {name: read_array(path, name) for name in names}
     except FileNotFoundError:
         raise FileFormatError(f"{path} does not exist.") from None
     except Exception as error:  # numpy, zipfile and zlib raise almost any error on damaged files

@@ -5,17 +5,15 @@ No code in a file is ever run, and no array is allocated before its header was c
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 from kcal.embeddings.folder import read_outputs as read_folder
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, MissingExtraError
-from kcal.files import check_path, without_mark
+from kcal.files import array_names, check_path, read_array, without_mark
 from kcal.validation import check_labels, check_matrix, check_weights
 
 MATRICES = ("embeddings", "logits")
@@ -31,10 +29,6 @@ VECTORS = ("labels", "groups", "weights", "ids")
 PARTS = (*MATRICES, *VECTORS)
 SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 TABLES = (".parquet", ".csv")
-MAX_RATIO = 200
-"""Bytes of a large array per byte of the file that holds it, at most; embeddings compress to a tenth at best."""
-LARGE = 2**28
-"""Bytes from which an array is large."""
 _OTHER_FILE = re.compile(r"(.+\.(?:npz|npy|parquet|csv))(?::(.+))?", re.IGNORECASE)
 
 Names = str | Sequence[str] | None
@@ -306,8 +300,8 @@ class _Arrays:
     def names(self) -> tuple[str, ...]:
         if self.is_single:
             return ()
-        with self._reading("it"), zipfile.ZipFile(self.path) as archive:
-            return tuple(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+        with self._reading("it"):
+            return array_names(self.path)
 
     def find(self, part: str, name: Names, prefix: str, taken: Collection[str] = ()) -> tuple[str, ...]:
         """Return the name of the array of a part, if there is one."""
@@ -328,12 +322,7 @@ class _Arrays:
     def read(self, part: str, names: Sequence[str]) -> NDArray[Any]:
         """Return an array after its header was checked."""
         with self._reading(names[0]):
-            if self.is_single:
-                with self.path.open("rb") as stream:
-                    return _read_array(stream, *[self.path.stat().st_size] * 2)
-            with zipfile.ZipFile(self.path) as archive, archive.open(f"{names[0]}.npy") as stream:
-                info = archive.getinfo(f"{names[0]}.npy")
-                return _read_array(stream, info.file_size, info.compress_size)
+            return read_array(self.path, None if self.is_single else names[0])
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
@@ -349,24 +338,6 @@ class _Arrays:
             raise FileFormatError(
                 f"{self.path} cannot be read: {name} is truncated, damaged or not in numpy's {kind} format."
             ) from error
-
-
-def _read_array(stream: BinaryIO | Any, n_bytes: int, n_stored: int) -> NDArray[Any]:
-    """Return the array of an npy stream of ``n_bytes``, of which a compressed file holds ``n_stored``."""
-    version = np.lib.format.read_magic(stream)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read_header(stream)
-    if dtype.hasobject:
-        raise FileFormatError(
-            "contains Python objects, which are not read because that could run code. Convert it first: "
-            "array.astype(str) for names, array.astype(float) for numbers."
-        )
-    size = math.prod(shape) * dtype.itemsize
-    if size > n_bytes or (size > LARGE and size > MAX_RATIO * n_stored):
-        raise FileFormatError(f"declares {size:,} bytes, and the file holds {n_stored:,} for it.")
-    stream.seek(0)
-    array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
 
 
 class _Folder(_Arrays):
