@@ -1,5 +1,7 @@
 """Losses that train a network to be calibrated: focal loss and the maximum mean calibration error (MMCE).
 
+::
+
     focal loss = −(1 − p_y)^γ log p_y
 
     r = top probability,  c = 1 if the top class is correct, else 0,  k(r, r′) = exp(−|r − r′| / 0.4)

@@ -87,7 +87,7 @@ def read_outputs(
         a table are called after the prefix. Integer labels are positions among classes that are passed, or that are in
         the same npz file; otherwise labels are classes.
     prefix : str or sequence of str, default ""
-        Text before all names in an npz file, such as "train_"; of several, the first with embeddings or logits.
+        Text before all names in an npz file, such as ``train_``; of several, the first with embeddings or logits.
 
     Returns
     -------
