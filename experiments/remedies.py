@@ -10,7 +10,6 @@ import numpy as np
 from experiments.output import log_loss_overview, metrics_table
 from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Variant, by_row_and_group
 from kcal.benchmark import Task
-from kcal.benchmark.table import Table
 from kcal.projection import FastRecipe, TrainedProjection
 
 DEFAULT = "default"
@@ -29,8 +28,6 @@ RECIPES = {
     "proportional sampling": FastRecipe(sampling="proportional"),
     "balanced class weights": FastRecipe(class_weights="balanced"),
 }
-CLEAR = 0.01
-"""Share of the default's log-loss from which on a summary counts a difference."""
 
 
 def variants(setting: TaskSetting) -> Mapping[str, Variant]:
@@ -85,26 +82,6 @@ def show(measured: Measurements) -> StudyOutput:
     overview = log_loss_overview(title, DEFAULT, measured)
     tables = [metrics_table(f"{label}: one change of the recipe", by_variant) for label, by_variant in measured.items()]
     return StudyOutput((overview, *tables))
-
-
-def what_helped(overview: Table) -> str:
-    """Return as a list which changes lower the log-loss everywhere, somewhere, nowhere, or change nothing."""
-    default, *others = overview.rows
-    least = [CLEAR * float(entry.text) for entry in default[1:]]
-    lists: dict[str, list[str]] = {"everywhere": [], "somewhere": [], "nowhere": [], "no such difference anywhere": []}
-    for name, *entries in others:
-        changes = [float(entry.text.replace("−", "-")) for entry in entries]
-        helped = [row for row, change, by in zip(overview.heading[1:], changes, least, strict=True) if change <= -by]
-        harmed = sum(change >= by for change, by in zip(changes, least, strict=True))
-        if len(helped) == len(changes):
-            lists["everywhere"].append(name.text)
-        elif helped:
-            lists["somewhere"].append(f"{name.text} ({', '.join(helped)})")
-        elif harmed:
-            lists["nowhere"].append(f"{name.text} (higher on {harmed} of {len(changes)})")
-        else:
-            lists["no such difference anywhere"].append(name.text)
-    return "\n".join(f"- {place}: {'; '.join(names) or 'none'}" for place, names in lists.items())
 
 
 STUDY = Study("remedies", "What was tried where KCal is not first", variants, show, by_row_and_group)

@@ -96,7 +96,7 @@ def make_pair(folder: Path, kind: str, seed: int = 0) -> Pair:
     return Pair(model, path, model.network_to_onnx(folder / f"{kind}.network.onnx", unseen), unseen)
 
 
-def calibrator(kind: str) -> kcal.Calibrator:
+def calibrator(kind: str) -> Any:
     """Return a calibrator that learns online: of embeddings and logits for images, of embeddings for text."""
     if kind == "images":
         return kcal.KCalBlend()

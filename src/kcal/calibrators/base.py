@@ -33,7 +33,6 @@ from kcal.validation import (
     kind_of,
     of_one_type,
     row_fingerprints,
-    shown,
 )
 
 REPRESENTATIONS = ("logits", "probabilities")
@@ -214,11 +213,6 @@ class PredictionModule(nn.Module):
         dtype = _dtype_of(embeddings, logits)
         return torch.exp(log_probs).to(dtype), evidence.to(dtype)
 
-    @property
-    def evidence_step(self) -> float:
-        """Difference that one calibration sample more or less makes to the evidence, at most; 0 without evidence."""
-        return self.model.evidence_step
-
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: nothing here is trained."""
         return super().train(False)
@@ -327,14 +321,15 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         predicted = self.predict(X, logits=logits)
         labels = check_labels(y, len(predicted))
         if (labels.dtype.kind == "U") != (predicted.dtype.kind == "U"):
-            raise InvalidInputError("y", "must be text or numbers, as the labels of the fit", got=shown(labels[0]))
+            expected = "must be text or numbers, as the labels of the fit"
+            raise InvalidInputError("y", expected, got=repr(labels[0].item()))
         weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
         return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
 
     def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
         """Return for each row whether the calibrator was fitted on it, (n,); do not evaluate on such rows."""
         rows, _ = self._check_rows(X)
-        return self._knows(rows)
+        return contains_rows(self._fingerprints, rows)
 
     def as_module(self) -> PredictionModule:
         """Return the prediction as a torch module, with a copy of its tensors.
@@ -472,13 +467,6 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._fingerprints = np.sort(prints)
         return prints
 
-    def _knows(self, rows: torch.Tensor) -> NDArray[np.bool_]:
-        """Return for each row whether it is one of the fit."""
-        prints = row_fingerprints(rows)
-        places = np.searchsorted(self._fingerprints, prints).clip(max=len(self._fingerprints) - 1)
-        known: NDArray[np.bool_] = self._fingerprints[places] == prints
-        return known
-
     @abstractmethod
     def _predict(self, X: Any, logits: Any) -> Prediction:
         """Return the prediction for inputs that are checked here."""
@@ -584,3 +572,11 @@ def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
     if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
         raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")
     return classes
+
+
+def contains_rows(fingerprints: NDArray[np.uint64], rows: torch.Tensor) -> NDArray[np.bool_]:
+    """Return for each row whether its fingerprint is among those of a fit, which are ascending."""
+    prints = row_fingerprints(rows)
+    places = np.searchsorted(fingerprints, prints).clip(max=len(fingerprints) - 1)
+    known: NDArray[np.bool_] = fingerprints[places] == prints
+    return known

@@ -279,9 +279,6 @@ class KCal(KernelCalibrator):
 
     inputs: ClassVar[str] = "embeddings"
     method: ClassVar[str] = "kcal"
-    fit_options: ClassVar[frozenset[str]] = frozenset(
-        {"train_embeddings", "train_labels", "groups", "train_groups", "sample_weight", "classes", "ids"}
-    )
 
     model_class = KCalModel
     projection_ = fitted("projection")

@@ -24,6 +24,7 @@ from kcal.calibrators.base import (
     LoadArgumentError,
     Prediction,
     Tensors,
+    contains_rows,
     decode_classes,
     encode_classes,
 )
@@ -52,7 +53,6 @@ from kcal.validation import (
 )
 
 Index = NDArray[np.int64]
-Inputs = tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]
 RECORDS: tuple[type[Any], ...] = (
     Updates,
     BandwidthRecord,
@@ -193,9 +193,13 @@ class KernelCalibrator(Calibrator):
     def _predict(self, X: Any, logits: Any) -> Prediction:
         fit = self._latest()
         *inputs, kind = self._check_inputs(fit, X, logits)
-        warn_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
+        self._warn_known_rows(fit, *inputs)
         with torch.no_grad():
             return Prediction(fit.model.in_blocks(*inputs), fit.classes, kind)
+
+    def _warn_known_rows(self, fit: Fit, *inputs: torch.Tensor | None) -> None:
+        rows = next(part for part in inputs if part is not None)
+        warn_known_rows(contains_rows(fit.fingerprints, rows), self._known_rows_remedy)
 
     def _check_inputs(
         self, fit: Fit, X: Any, logits: Any
@@ -252,7 +256,7 @@ class KernelCalibrator(Calibrator):
         fit = self._latest()
         *inputs, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
-        warn_known_rows(self._knows(next(part for part in inputs if part is not None)), self._known_rows_remedy)
+        self._warn_known_rows(fit, *inputs)
         with torch.no_grad():
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 

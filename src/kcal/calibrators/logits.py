@@ -26,6 +26,7 @@ from kcal.calibrators.base import (
     CalibratorState,
     Prediction,
     check_two_parts,
+    contains_rows,
     example_logits,
 )
 from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
@@ -201,7 +202,7 @@ class LogitCalibrator(Calibrator):
         else:
             embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)
             if model.holds_samples:
-                warn_known_rows(self._knows(rows))
+                warn_known_rows(contains_rows(self._fingerprints, rows))
         warn_probabilities(scores, model.representation)
         with torch.no_grad():
             return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)

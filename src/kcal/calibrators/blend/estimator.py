@@ -111,7 +111,6 @@ class KCalBlend(KernelCalibrator):
 
     inputs: ClassVar[str] = "both"
     method: ClassVar[str] = "kcal-blend"
-    fit_options: ClassVar[frozenset[str]] = frozenset({"logits", "groups", "sample_weight", "classes", "ids"})
 
     _keeps_zero_weights: ClassVar[bool] = False
     model_class = BlendModel
