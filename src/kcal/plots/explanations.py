@@ -57,7 +57,7 @@ def explanation(
     Returns
     -------
     Axes
-        That of the bars; the others are in its figure, ``ax.get_figure(root=True)``.
+        That of the bars; the others are in its figure, ``ax.figure``.
     """
     from kcal.calibrators import Explanation  # here, because it imports torch, which other plots do not need
 
@@ -77,16 +77,16 @@ def explanation(
     if figure is None:
         figure = Figure(figsize=(6.8 if n_panels == 1 else 11.0, bars_height + pictures_height), layout="constrained")
     heights = [pictures_height, bars_height] if pictures else [bars_height]
-    panels = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    axes = panels[-1].subplots(1, n_panels, squeeze=False, width_ratios=[1.5, 1.0][:n_panels])[0]
+    panels = figure.add_gridspec(len(heights), 1, height_ratios=heights)
+    columns = panels[-1, 0].subgridspec(1, n_panels, width_ratios=[1.5, 1.0][:n_panels])
+    axes = [figure.add_subplot(columns[0, place]) for place in range(n_panels)]
     _draw_shares(axes[0], one, n_samples)
     if one.log_odds:
         _draw_log_odds(axes[1], one)
     figure.suptitle(one.heading() if title is None else title)
     if pictures:
-        _draw_pictures(panels[0], pictures)
-    ax: Axes = axes[0]
-    return ax
+        _draw_pictures(figure, panels[0, 0], pictures)
+    return axes[0]
 
 
 def _draw_shares(ax: Axes, one: Explanation, n_samples: int) -> None:
@@ -146,19 +146,18 @@ def _draw_log_odds(ax: Axes, one: Explanation) -> None:
     ax.set_title(f"log-odds of {first}\nagainst {second}: {values.sum():+.2f}", fontsize=9)
 
 
-def _draw_pictures(panel: SubFigure, pictures: list[tuple[tuple[Any, ...], NDArray[Any]]]) -> None:
-    """Draw pictures in rows, each below its names."""
+def _draw_pictures(figure: Any, panel: Any, pictures: list[tuple[tuple[Any, ...], NDArray[Any]]]) -> None:
+    """Draw images in rows, each below its names."""
     n_columns = min(len(pictures), PICTURES_PER_ROW)
-    grid = panel.subplots(ceil(len(pictures) / n_columns), n_columns, squeeze=False)
-    width = max(int(panel.get_figure(root=True).get_figwidth() / n_columns / INCHES_PER_LETTER), 6)
-    for ax, (names, picture) in zip(grid.flat, pictures, strict=False):
+    grid = panel.subgridspec(ceil(len(pictures) / n_columns), n_columns)
+    width = max(int(figure.get_figure(root=True).get_figwidth() / n_columns / INCHES_PER_LETTER), 6)
+    for place, (names, picture) in enumerate(pictures):
+        ax = figure.add_subplot(grid[divmod(place, n_columns)])
         ax.imshow(picture, cmap="gray", interpolation="nearest")
         ax.set_title("\n".join(wrap_label(str(name), width=width, lines=1) for name in names), fontsize=8)
         ax.set(xticks=[], yticks=[])
         if names == (QUERY,):
             ax.spines[:].set(color=GAP, linewidth=2)
-    for ax in grid.flat[len(pictures) :]:
-        ax.set_axis_off()
 
 
 def _pictures(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
