@@ -12,7 +12,6 @@ lower prior: one λ alone would be a matter of chance where several fit about as
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +39,7 @@ PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
 PRIOR_STEP = 0.5
 """Logarithm by which a penalty is more probable than the next weaker one, before any sample."""
 NEGLIGIBLE = 1e-3
-"""Share below which a penalty is left out of the average."""
+"""Share below which a penalty is left out of the average; weaker ones are then not tried."""
 COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
 MAX_FEATURES = 256
@@ -182,17 +181,20 @@ class RidgeProblem:
         """Return the problem of some samples."""
         return RidgeProblem(self.base[index], self.features[index], self.codes[index], self.weights[index])
 
+    def in_single(self) -> RidgeProblem:
+        """Return the problem in single precision."""
+        return replace(self, base=self.base.float(), features=self.features.float())
+
     def scores(self, point: Floats) -> torch.Tensor:
         """Return (1 + c)·z/T + Vᵀf, (n, n_classes), of c and V, flat in one array."""
         matrix = torch.from_numpy(point[1:]).to(self.features).view(self.features.shape[1], -1)
-        return torch.addmm(self.base * float(1 + point[0]), self.features, matrix)
+        return (self.base * float(1 + point[0])).addmm_(self.features, matrix)
 
     @property
     def start(self) -> Floats:
         """C and V of the scaled network: zeros."""
         return np.zeros(1 + self.features.shape[1] * self.base.shape[1])
 
-    @cached_property
     def curvatures(self) -> Floats:
         """Roughly the second derivatives of the log-loss at c = 0 and V = 0, in the order of the flat array."""
         importance = torch.from_numpy(self.weights).to(self.base)[:, None]
@@ -203,13 +205,13 @@ class RidgeProblem:
         parts = [(importance[:, 0] @ variances)[None], (of_features[:, None] * of_classes).ravel()]
         return torch.cat(parts).clamp_min(0.0).double().numpy()
 
-    def solve(self, penalty: float, start: Floats, tolerance: float) -> Floats:
+    def solve(self, penalty: float, start: Floats, tolerance: float, curvatures: Floats) -> Floats:
         """Return the c and V, flat in one array, that minimise the loss; principal axes make it converge fast."""
         total, labels = float(self.weights.sum()), torch.from_numpy(self.codes)
         importance = torch.from_numpy(self.weights).to(self.base)
         penalties = np.full(len(start), penalty)
         penalties[0] = max(penalty, 1 / DEVIATION**2)  # of c
-        scales = np.sqrt(self.curvatures + penalties)
+        scales = np.sqrt(curvatures + penalties)
 
         def loss(scaled: Floats) -> tuple[float, Floats]:
             point = scaled / scales
@@ -227,28 +229,33 @@ def cross_fit(problem: RidgeProblem, fold_of: Codes) -> tuple[dict[float, float]
 
     The shares are proportional to the out-of-fold likelihoods times the prior. Single precision is enough to compare.
     """
-    problem = replace(problem, base=problem.base.float(), features=problem.features.float())
+    problem, log_weights, scores = problem.in_single(), torch.empty(0, dtype=torch.float64), []
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
-    scores = torch.empty(len(PENALTIES), *problem.base.shape)
-    for outside, inside in folds:
-        point, others, fold = problem.start, problem.rows(inside), problem.rows(outside)
-        for penalty, out_of_fold in zip(PENALTIES, scores, strict=True):
-            point = others.solve(penalty, point, COARSE)
-            out_of_fold[outside] = fold.scores(point)
-    own = torch.log_softmax(scores, dim=2)[:, np.arange(len(fold_of)), problem.codes].double()
-    log_prior = -PRIOR_STEP * torch.arange(len(PENALTIES), dtype=torch.float64)
-    posterior = torch.softmax(own @ torch.from_numpy(problem.weights) + log_prior, dim=0)
+    points = [problem.start] * len(folds)
+    curvatures = [problem.rows(inside).curvatures() for _, inside in folds]
+    for place, penalty in enumerate(PENALTIES):
+        out_of_fold = torch.empty_like(problem.base)
+        for fold, (outside, inside) in enumerate(folds):
+            points[fold] = problem.rows(inside).solve(penalty, points[fold], COARSE, curvatures[fold])
+            out_of_fold[outside] = problem.rows(outside).scores(points[fold])
+        own = torch.log_softmax(out_of_fold, dim=1)[np.arange(len(fold_of)), problem.codes].double()
+        log_weight = own @ torch.from_numpy(problem.weights) - PRIOR_STEP * place
+        scores.append(out_of_fold)
+        log_weights = torch.cat([log_weights, log_weight[None]])
+        if log_weight < log_weights.max() + np.log(NEGLIGIBLE):
+            break
+    posterior = torch.softmax(log_weights, dim=0)
     kept = torch.where(posterior > NEGLIGIBLE, posterior, 0.0)
-    shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=True) if share}
-    average = torch.tensordot((kept / kept.sum()).float(), scores, 1)
+    shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=False) if share}
+    average = torch.tensordot((kept / kept.sum()).float(), torch.stack(scores), 1)
     return shares, torch.log_softmax(average.double(), dim=1)
 
 
 def solve_average(problem: RidgeProblem, shares: dict[float, float], tolerance: float) -> Floats:
     """Return the average of c and V, flat in one array, over penalties with their shares."""
-    point, average = problem.start, np.zeros(len(problem.start))
+    point, average, curvatures = problem.start, np.zeros(len(problem.start)), problem.curvatures()
     for penalty, share in shares.items():
-        point = problem.solve(penalty, point, tolerance)
+        point = problem.solve(penalty, point, tolerance, curvatures)
         average += share * point
     return average / sum(shares.values())
 

@@ -5,7 +5,7 @@
 
 Distances come from one matrix product of centred points and queries, in units of the widest bandwidth:
 
-    (z, −½‖z‖²) · (q, 1) = −½‖z − q‖² + ½‖q‖²
+    (z, −½‖z‖², 1) · (q, 1, −s) = −½‖z − q‖² + ½‖q‖² − s
 
 Three loops use it. The blocked one, for log-linear kernels, holds a few blocks beside the result, for any number of
 points and queries. The exact one, for other kernels and for what each point contributes, looks for the nearest point of
@@ -112,13 +112,14 @@ class Queries(NamedTuple):
     stretch: torch.Tensor  # (n_query,), factor by which a query was moved towards the centre
 
     def right(self) -> torch.Tensor:
-        """Return the right factor of the product, (d + 1, n_query)."""
-        ones = self.points.new_ones(self.points.shape[0], 1)
-        return torch.cat([self.points, ones], dim=1).T.contiguous()
+        """Return the right factor of the product, (d + 2, n_query), for products relative to 0."""
+        right = self.points.new_empty(self.points.shape[1] + 2, self.points.shape[0])
+        right[:-2], right[-2], right[-1] = self.points.T, 1.0, 0.0
+        return right
 
 
 class PartSums(NamedTuple):
-    """Sums of a part of the support, relative to the exponents of one near point of each query."""
+    """Sums of a part of the support, relative to the exponents of one near point of each query, or to 0."""
 
     classes: slice
     sums: torch.Tensor  # (n_bandwidths, classes of the part, n_query)
@@ -172,7 +173,8 @@ class PreparedSupport:
         result = queries.new_empty(len(self.bandwidths), len(queries), self.support.n_classes)
 
         def write(block: slice, found: ClassSums) -> None:
-            result[:, block] = found.posteriors()
+            for of_bandwidth, posteriors in zip(result, found.posteriors(), strict=True):
+                of_bandwidth[block] = posteriors  # of two dimensions: transposed copies of three are slow
 
         self._in_blocks(write, queries, leave_out)
         return result
@@ -286,7 +288,7 @@ class PreparedSupport:
 
     @cached_property
     def left(self) -> torch.Tensor:
-        """Left factor of the product, (n_support, d + 1)."""
+        """Left factor of the product, (n_support, d + 2)."""
         return self._left(slice(None))
 
     def left_rows(self, rows: slice) -> torch.Tensor:
@@ -297,11 +299,11 @@ class PreparedSupport:
     def _left(self, rows: slice) -> torch.Tensor:
         points = self.support.points[rows]
         points = in_double(points) if self.dtype == torch.float64 else points
-        left = points.new_empty(points.shape[0], self.support.dimension + 1)
-        scaled = torch.sub(points, self.centre.to(points), out=left[:, :-1]).mul_(self.unit)
-        left[:, -1] = scaled.square().sum(dim=1).mul_(-0.5)
+        left = points.new_ones(points.shape[0], self.support.dimension + 2)
+        scaled = torch.sub(points, self.centre.to(points), out=left[:, :-2]).mul_(self.unit)
+        left[:, -2] = scaled.square().sum(dim=1).mul_(-0.5)
         if self.support.log_weights is not None:
-            left[:, -1].masked_fill_(torch.isneginf(self.support.log_weights[rows]).to(left.device), -torch.inf)
+            left[:, -2].masked_fill_(torch.isneginf(self.support.log_weights[rows]).to(left.device), -torch.inf)
         return left
 
     def place(self, queries: torch.Tensor) -> Queries:
@@ -331,6 +333,11 @@ class PreparedSupport:
         if self.dtype != torch.float64:
             return torch.full_like(half_squares, torch.inf)
         return RESOLUTION / epsilon / radius / ((-2.0 * half_squares).sqrt() + radius)
+
+    def _are_small(self, placed: Queries) -> bool:
+        """Return whether the exponents of products of all points and queries are small: |z·q − ½‖z‖²| ≤ ½(R + r)²."""
+        reach = self.radius * self.unit + sqrt(-2.0 * float(placed.half_squares.amin()))
+        return 0.5 * reach**2 * max(self.rates) <= ROOM
 
     def _unresolved(self, placed: Queries) -> torch.Tensor:
         """Return the positions of queries at which float64 does not resolve the narrowest bandwidth."""
@@ -364,7 +371,7 @@ class PreparedSupport:
     def dense_sums(self, queries: torch.Tensor, *, leave_out: LeaveOut | None = None) -> ClassSums:
         """Return the class sums from one product of all points and queries."""
         placed = self.place(queries)
-        products = torch.addmm(self.left[:, -1], placed.points, self.left[:, :-1].T)  # (n_query, n_support)
+        products = torch.addmm(self.left[:, -2], placed.points, self.left[:, :-2].T)  # (n_query, n_support)
         if leave_out is not None:
             hidden = leave_out.query_keys[:, None] == leave_out.support_keys[None, :]
             products = products.masked_fill(hidden.to(products.device), -torch.inf)
@@ -417,29 +424,33 @@ class PreparedSupport:
         """Return the sums of the support points ``part``, of a log-linear kernel; ``wide`` for float64.
 
         The near point of a query is the nearest of the first block in which it sees any; a later one that is so much
-        nearer that its value could be too large takes its place.
+        nearer that its value could be too large takes its place. None is sought if all products are small, and none
+        takes the place of points to which the queries themselves would not be so much nearer.
         """
         left, right, narrowest = self.left_rows(part), placed.right(), max(self.rates)
         classes, n_query = class_range(self.support, part), right.shape[1]
         dtype = widest_dtype(right.device) if wide else self.support.points.dtype
         total = right.new_zeros(len(self.rates), classes.stop - classes.start, n_query, dtype=dtype)
-        near = right.new_full((n_query,), -torch.inf)
+        is_settled = self._are_small(placed)
+        near = right.new_full((n_query,), 0.0 if is_settled else -torch.inf)
         step = min(SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1), len(left))
         buffer = right.new_empty(step, n_query)
         values = None if len(self.rates) == 1 else torch.empty_like(buffer, dtype=self.support.points.dtype)
         for rows in slices(len(left), step):
-            shift = near.nan_to_num(neginf=0.0)
-            block = torch.addmm(-shift, left[rows], right, out=buffer[: rows.stop - rows.start])
+            block = torch.mm(left[rows], right, out=buffer[: rows.stop - rows.start])
             if leave_out is not None:
                 leave_out.hide(block, part.start + rows.start)
-            largest = block.amax(dim=0)
-            is_new = (largest * narrowest > ROOM) | (torch.isneginf(near) & (largest > -torch.inf))
-            if is_new.any():
+            if not is_settled:
+                largest = block.amax(dim=0)
+                is_new = (largest * narrowest > ROOM) | (torch.isneginf(near) & (largest > -torch.inf))
                 rise = torch.where(is_new, largest, 0.0)
-                near = torch.where(is_new, shift + rise, near)
-                block.sub_(rise)
-                if rows.start > 0:
-                    total *= (-rise * self.rate_column[:, :, None].to(rise)).clamp_max_(0.0).exp2_().to(total)
+                near = torch.where(is_new, rise - right[-1], near)
+                if is_new.any():
+                    right[-1] -= rise
+                    block.sub_(rise)
+                    if rows.start > 0:
+                        total *= (-rise * self.rate_column[:, :, None].to(rise)).clamp_max_(0.0).exp2_().to(total)
+                is_settled = bool(((placed.half_squares + near) * narrowest >= -ROOM).all())
             rows = slice(part.start + rows.start, part.start + rows.stop)
             self._add_values(total, block, None if values is None else values[: len(block)], rows, classes.start)
         return PartSums(classes, total, near)

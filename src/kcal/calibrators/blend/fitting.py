@@ -31,6 +31,8 @@ MAX_ENTRIES = 5_000_000
 MAX_PRODUCTS = 3_000_000_000
 """Samples × features × classes of the refit of the last layer, at most."""
 REFIT_TOLERANCE = 1e-8
+MAX_DOUBLE_PRODUCTS, SINGLE_TOLERANCE = 200_000_000, 1e-6
+"""The same number, above which the refit is in single precision, and its tolerance then."""
 MIN_COUNT = 1e-3
 """Least median number of samples near a sample, by which the background of the pool is measured."""
 FREQUENCY_PRIOR = 2.0
@@ -127,7 +129,9 @@ def fit_refit(
     shares, out_of_fold = cross_fit(some, cross_folds(some.codes, groups, folds, seed))
     if features.numel() * scores.shape[1] > MAX_PRODUCTS:
         problem = some
-    point = solve_average(problem, shares, REFIT_TOLERANCE)
+    is_large = problem.features.numel() * scores.shape[1] > MAX_DOUBLE_PRODUCTS
+    problem, tolerance = (problem.in_single(), SINGLE_TOLERANCE) if is_large else (problem, REFIT_TOLERANCE)
+    point = solve_average(problem, shares, tolerance)
     return axes.model(point, temperature, mean_penalty(shares), scores.shape[1]), out_of_fold
 
 
