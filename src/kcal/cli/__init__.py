@@ -30,7 +30,7 @@ from kcal.cli.serve import serve, token
 COMMANDS = {
     "Start": (demo, methods),
     "Calibrate": (fit, predict, explain),
-    "Judge": (evaluate, compare, bench, task),
+    "Evaluate": (evaluate, compare, bench, task),
     "Deploy": (compress, export, serve),
 }
 """The commands by the panel of the help in which they are listed."""

@@ -156,13 +156,12 @@ def predict_files(
 
 def in_order(columns: tuple[str, ...], name: str, fitted: Sequence[str], calibrator: Any) -> tuple[str, ...]:
     """Return columns in the order of those that a model was fitted on or, where they are named so, of its classes."""
+    from kcal.cli.data import positions
     from kcal.embeddings.read import class_names
 
-    classes = [str(label) for label in calibrator.classes_.tolist()]
-    for names, order in ((columns, fitted), (class_names(columns, name), classes)):
-        if len(names) > 1 and sorted(names) == sorted(order):
-            return tuple(columns[names.index(text)] for text in order)
-    return columns
+    by_class = positions(class_names(columns, name), calibrator.classes_.tolist())
+    order = positions(columns, fitted) or by_class or range(len(columns))
+    return tuple(columns[place] for place in order)
 
 
 @options.takes(options.OUTPUT, options.MATRICES | options.IDS)
