@@ -22,7 +22,7 @@ from kcal.cli.demonstration import demo
 from kcal.cli.evaluate import compare, evaluate
 from kcal.cli.messages import EXIT_CODES, check_options, readable_messages
 from kcal.cli.models import compress, export, fit, methods
-from kcal.cli.options import INPUTS, PARTS
+from kcal.cli.options import INPUTS
 from kcal.cli.output import Result, check_writable, finish
 from kcal.cli.predict import explain, predict
 from kcal.cli.serve import serve, token
@@ -68,7 +68,6 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         options = {item.name: max(item.opts, key=len) for item in self.params if item.param_type_name == "option"}
-        options = {name: option for name, option in options.items() if name not in (*PARTS, "classes")}
         options |= {item.name: str(item.metavar) for item in self.params if item.param_type_name == "argument"}
         settings = [text.partition("=")[0].strip() for text in ctx.params.get("settings") or ()]
         json_file, quiet = ctx.params.get("json_file"), ctx.params.get("quiet", False)

@@ -165,8 +165,7 @@ def network_probs(outputs: Any, classes: Any, representation: str = "logits") ->
         network.fit(outputs.logits, outputs.labels, classes=outputs.classes)  # which learns nothing
         return {"uncal": align(network.predict_proba(outputs.logits), network.classes_, classes)}
     except InvalidInputError as error:
-        text, _ = error_text(error, {"classes": "--classes"})
-        warn(f"The network's own probabilities are left out: {text}", KcalWarning)
+        warn(f"The network's own probabilities are left out: {error_text(error, {})[0]}", KcalWarning)
         return {}
 
 

@@ -300,7 +300,11 @@ def export(
 
     calibrator: Any = load_calibrator(model)
     predictor = HeadPredictor(calibrator)
-    rows = calibrator.example_inputs() if data is None else vars(read_for(calibrator, data, {}))
+    rows = calibrator.example_inputs()
+    if data is not None:
+        outputs = read_for(calibrator, data, {})
+        kcal.predict_on(calibrator, outputs.select([0]))  # raises for columns that are not those of the model
+        rows = vars(outputs)
     example = [torch.as_tensor(rows[name]).float() for name in predictor.names]
     metadata, show = metadata_of(calibrator), False if shared["quiet"] else None
     write_onnx(predictor, example, out, metadata=metadata, tolerance=tolerance or TOLERANCE, progress=show)

@@ -175,6 +175,7 @@ Network = Annotated[
 ]
 Host = Annotated[str, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")]
 Port = Annotated[int, _main("N", "Port to listen at; 0 for any. (default: 8000)", "--port", "-p", min=0, max=65535)]
+GrpcPort = Annotated[Integer, _main("N", "Port of gRPC; none by default.", min=1, max=65535)]
 Tokens = Annotated[File, _main("FILE", "Tokens that clients must show; see kcal token.")]
 Store = Annotated[File, _main("FILE", "Calibration store of the feedback; a folder for a folder of models.")]
 CompleteStore = Annotated[
@@ -188,7 +189,6 @@ MaxBody = Annotated[float, _main("MB", "Size of a request; a quarter of it for J
 Recent = Annotated[
     int, _main("N", "Predictions that are remembered, for feedback and the page. (default: 10,000)", min=1, max=10**7)
 ]
-TokenAction = Annotated[str, _argument("ACTION", "create, list or revoke.")]
 TokenFile = Annotated[Path, _argument("FILE", "The token file.")]
-TokenName = Annotated[Text, _main("NAME", "Whose token it is.")]
-TokenScopes = Annotated[list[str] | None, _main("SCOPE", "predict, feedback, metrics or admin; repeatable.", "--scope")]
+TokenName = Annotated[str, _main("NAME", "Whose token it is.")]
+TokenScopes = Annotated[list[str], _main("SCOPE", "predict, feedback, metrics or admin; repeatable.", "--scope")]

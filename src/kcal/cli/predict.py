@@ -209,17 +209,18 @@ def explain(
         raise kcal.InvalidInputError("MODEL", "must predict from calibration samples", got=got, remedy=remedy)
     outputs = read_for(calibrator, data, shared, ("ids",))
     rows = chosen_rows(outputs, data, row, id_)
-    beside = {"logits": outputs.logits[rows]} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
-    explanation = calibrator.explain(outputs.matrix(calibrator.inputs)[rows], k, **beside)
-    names = None if outputs.ids is None else outputs.ids[rows]
+    outputs = outputs.select(rows)
+    names = outputs.ids
+    beside = {"logits": outputs.logits} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
+    explanation = calibrator.explain(outputs.matrix(calibrator.inputs), k, **beside)
     explanation = replace(explanation, numbers=rows)
     titles = [f"row {number}" + ("" if names is None else f", {names[place]}") for place, number in enumerate(rows)]
     if csv is not None:
         columns = explanation.columns()
         if names is not None:
             known = dict(zip(rows.tolist(), names, strict=True))
-            places = columns.pop("row")
-            columns = {"row": places, "row_id": np.array([known[row] for row in places.tolist()]), **columns}
+            row_ids = np.array([known[number] for number in columns["row"].tolist()])
+            columns = {"row": columns.pop("row"), "row_id": row_ids, **columns}
         write_table(csv, columns)
     if plot is not None:
         from kcal.files import atomic_path

@@ -7,20 +7,10 @@ import inspect
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Annotated
 
 import typer
 
 from kcal.cli import options
-
-GrpcPort = Annotated[
-    int | None,
-    typer.Option("--grpc-port", metavar="N", help="Port of gRPC; none by default.", min=1, max=65535),
-]
-Names = Annotated[str, typer.Option("--name", metavar="NAME", help="Whose token it is.")]
-Scopes = Annotated[
-    list[str], typer.Option("--scope", metavar="SCOPE", help="predict, feedback, metrics or admin; repeatable.")
-]
 
 
 def serve(
@@ -28,7 +18,7 @@ def serve(
     network: options.Network = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
-    grpc_port: GrpcPort = None,
+    grpc_port: options.GrpcPort = None,
     tokens: options.Tokens = None,
     store: options.Store = None,
     complete_store: options.CompleteStore = False,
@@ -90,7 +80,7 @@ def serve(
     )
 
 
-def token_create(file: options.TokenFile, name: Names, scope: Scopes) -> None:
+def token_create(file: options.TokenFile, name: options.TokenName, scope: options.TokenScopes) -> None:
     """Make a token and show it, once: the file holds its digest alone.
 
     Scopes are predict, feedback, metrics (for Prometheus) and admin, which allows everything.
@@ -114,7 +104,7 @@ def token_list(file: options.TokenFile) -> None:
         console().print(shown(line), soft_wrap=True)
 
 
-def token_revoke(file: options.TokenFile, name: Names) -> None:
+def token_revoke(file: options.TokenFile, name: options.TokenName) -> None:
     """End a token; a running service sees it within seconds."""
     from kcal.serving.tokens import revoke_token
 

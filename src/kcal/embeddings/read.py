@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,6 +51,11 @@ class FileOutputs(ClassifierOutputs):
     classes: Any = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     available: tuple[str, ...] = ()
+
+    def select(self, rows: Any) -> FileOutputs:
+        """Return some of the samples, by their indices or a boolean for each."""
+        parts = ClassifierOutputs(**{part: getattr(self, part) for part in PARTS})
+        return replace(self, **vars(parts.select(rows)))
 
 
 def read_outputs(
