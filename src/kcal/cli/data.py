@@ -72,7 +72,8 @@ def read_training(
     names |= {} if train_labels is None else {"labels": train_labels}
     names |= {matrix: calibration.columns[matrix]} if calibration.columns.get(matrix) else {}
     prefix = ("", "train_") if train else ("train_",)
-    training = read(train or data, names, {matrix, "labels", "groups"}, prefix=prefix, needs=(matrix,))
+    needs = (matrix, "labels") if "train_labels" in calibrator.fit_options else (matrix,)
+    training = read(train or data, names, {matrix, "labels", "groups"}, prefix=prefix, needs=needs)
     first, second = calibration.classes, training.classes
     if first is not None and second is not None and first.tolist() != second.tolist():
         raise InvalidInputError(f"{data} and {train}", "must list the same classes in the same order")

@@ -60,13 +60,16 @@ def evaluate(
         check_column_count(model, outputs, classes)
         comparison = Comparison({"probabilities": outputs.logits}, outputs, classes)
     else:
-        from kcal.cli.data import check_overlap, read_for
+        from kcal.cli.data import check_overlap, parse_classes, positions, read_for
+        from kcal.embeddings.read import shorten
         from kcal.persistence import load_calibrator
 
         calibrator = load_calibrator(model)
         takes = more if before else {*more, "logits"}
         outputs = read_for(calibrator, data, shared, takes, needs=("labels",))
-        check_classes(shared["classes"], calibrator.classes_)
+        if shared["classes"] and positions(parse_classes(shared["classes"]) or (), calibrator.classes_) is None:
+            expected = f"must be those of the model, {shorten(calibrator.classes_)}"
+            raise InvalidInputError("--classes", expected, got=shared["classes"])
         if not shared["allow_overlap"]:
             check_overlap(calibrator, outputs, data)
         comparison = apply_model(calibrator, outputs)
@@ -94,7 +97,6 @@ def compare(
 
     [green]kcal compare calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
-    check_options((train_labels is not None and not train, "--train-labels needs --train, the file they belong to."))
     names = parse_methods(methods, kcal.METHODS)
     check_measuring(shared, (calibration, data, train))
     skips = methods.strip() == "all"
@@ -143,15 +145,6 @@ def check_measuring(shared: Mapping[str, Any], inputs: tuple[Path | None, ...]) 
         if not above.is_dir():
             raise InvalidInputError("--report", "must be a folder", got=f"{above}, which is a file")
         check_writable(above / "report.html", inputs=inputs, option="--report")
-
-
-def check_classes(given: str | None, classes: Any) -> None:
-    """Raise if the user lists other classes than those of the model."""
-    from kcal.cli.data import parse_classes
-
-    expected = [str(label) for label in classes.tolist()]
-    if given is not None and sorted(parse_classes(given) or ()) != sorted(expected):
-        raise InvalidInputError("--classes", f"must be those of the model, {', '.join(expected)}", got=given)
 
 
 def network_probs(outputs: Any, classes: Any, representation: str = "logits") -> dict[str, Any]:
@@ -233,7 +226,7 @@ def fit_methods(
 
     calibrators = {name: make_calibrator(name) for name in names}
     learners = [calibrator for calibrator in calibrators.values() if calibrator.uses_training_set]
-    check_options((train[0] and not learners, "--train has no effect: none of these methods learns from it."))
+    check_options((any(train) and not learners, "--train has no effect: none of these methods learns from it."))
     takes = {"embeddings", "logits", "labels", "groups", "weights"}
     calibration = read(path, shared, takes, prefix=("", "calibration_"), needs=("labels",))
     test = read(test_path, {**shared, **calibration.columns}, takes, prefix=("", "test_"), needs=("labels",))

@@ -22,9 +22,15 @@ EXIT_CODES = (
     "stopped by Ctrl-C."
 )
 
-DATA_NAMES = {"X": "DATA", "y": "labels", "sample_weight": "weights"}
-"""What arguments of ``fit`` and ``predict_proba`` are called in files."""
-CONTENT = (*PARTS, "classes")
+DATA_NAMES = {
+    "X": "DATA",
+    "y": "labels",
+    "sample_weight": "weights",
+    "train_embeddings": "training embeddings",
+    "probs": "probabilities",
+}
+"""What arguments of ``fit``, ``predict_proba`` and ``evaluate`` are called in files."""
+CONTENT = (*PARTS, "classes", "probabilities")
 """Parameters whose errors are about what a file holds, not about the options that name it."""
 
 _UsageError: Any = typer.BadParameter.__base__

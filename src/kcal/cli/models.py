@@ -114,7 +114,7 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
     for text in settings:
         name, equals, value = (part.strip() for part in text.partition("="))
         check_options(
-            (not equals or not value, f"--set must be NAME=VALUE, such as bins=20; got {text!r}."),
+            (not (name and equals and value), f"--set must be NAME=VALUE, such as bins=20; got {text!r}."),
             (name in chosen, f"--set {name}: this parameter is given more than once."),
         )
         chosen[name] = parse_value(value)

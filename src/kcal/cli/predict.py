@@ -47,6 +47,7 @@ def predict(
     [green]kcal predict model.kcal 'data/*.parquet' --engine ray --out scores[/]
     """
     check_options(
+        (not (data.exists() or has_magic(str(data))), f"DATA {str(data)!r} does not exist."),
         (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
         (engine != "ray" and (address or workers), "--address and --workers have no effect without --engine ray."),
     )

@@ -111,9 +111,7 @@ def token_revoke(file: options.TokenFile, name: options.TokenName) -> None:
     revoke_token(file, name)
 
 
-token = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke the tokens of a service."
-)
+token = typer.Typer(rich_markup_mode="rich", help="Make, list and revoke the tokens of a service.")
 _commands: dict[str, Callable[..., None]] = {"create": token_create, "list": token_list, "revoke": token_revoke}
 for _name, _command in _commands.items():
     token.command(_name, help=re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(_command) or ""))(_command)

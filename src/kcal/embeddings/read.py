@@ -105,7 +105,8 @@ def read_outputs(
     prefixes = (prefix,) if isinstance(prefix, str) else tuple(prefix)
     matrices = [own[part] for part in MATRICES if part in own]
     start = next((text for text in prefixes if any(f"{text}{name}" in file.names for name in matrices)), prefixes[0])
-    found, columns = {}, {}
+    found: dict[str, NDArray[Any]] = {}
+    columns: dict[str, tuple[str, ...]] = {}
     for part, names in _find_parts(file, own, start).items():
         found[part] = file.read(part, names)
         columns |= {part: names} if file.is_table else {}
