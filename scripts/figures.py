@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import typer
 
+import kcal
 from kcal import KCalBlend, plots
 from kcal.benchmark.results import MAIN_METRICS
-import kcal
 from kcal.cli.demonstration import draw, run_methods
 from kcal.cli.evaluate import method_title
 from kcal.datasets import Example, load_example
