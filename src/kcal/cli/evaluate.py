@@ -67,8 +67,9 @@ def evaluate(
         calibrator = load_calibrator(model)
         takes = more if before else {*more, "logits"}
         outputs = read_for(calibrator, data, shared, takes, needs=("labels",))
-        if shared["classes"] and positions(parse_classes(shared["classes"]) or (), calibrator.classes_) is None:
-            expected = f"must be those of the model, {shorten(calibrator.classes_)}"
+        known = calibrator.classes_.tolist()
+        if shared["classes"] and positions(parse_classes(shared["classes"]) or (), known) is None:
+            expected = f"must be those of the model, {shorten(known)}"
             raise InvalidInputError("--classes", expected, got=shared["classes"])
         if not shared["allow_overlap"]:
             check_overlap(calibrator, outputs, data)
