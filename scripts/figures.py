@@ -12,9 +12,10 @@ import numpy as np
 import torch
 import typer
 
+import kcal
 from kcal import KCalBlend, plots
 from kcal.benchmark.results import MAIN_METRICS
-from kcal.cli.demonstration import draw, evaluate_test, run_methods
+from kcal.cli.demonstration import draw, run_methods
 from kcal.cli.evaluate import method_title
 from kcal.datasets import Example, load_example
 from kcal.files import write_whole
@@ -68,7 +69,7 @@ def main() -> None:
     readme = ROOT / "README.md"
     draw(example, probs, ROOT / "docs/pictures/reliability.png")
     draw_explanation(example, EXPLAINED_ROW, ROOT / "docs/pictures/explanation.png")
-    table = results_table(evaluate_test(probs, example))
+    table = results_table({name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()})
     write_whole(readme, with_content(readme.read_text(encoding="utf-8"), table).encode())
 
 

@@ -291,3 +291,10 @@ def test_a_report_shows_every_method_without_folders(run, calibration, test_set,
         assert text in page
     assert str(tmp_path) not in page
     assert "page/report.html" in result.stdout
+
+
+def test_probabilities_before_have_a_column_per_class(run, model, test_set):
+    np.save("two.npy", np.full((60, 2), 0.5))
+    assert "2 columns" in run("evaluate", model, test_set, "--before", "two.npy", code=1).stderr
+    np.savez("other.npz", embeddings=np.zeros((60, 3)))
+    assert "--probabilities" in run("evaluate", model, test_set, "--before", "other.npz", code=1).stderr

@@ -36,6 +36,9 @@ def test_an_error_about_a_parameter_names_its_option_and_is_a_usage_error(capsys
     error = InvalidInputError("folds", "must be at least 2", got="1", remedy="Pass folds=5, or bins=3.")
     expected = "error: --folds must be at least 2; got 1. Pass --folds 5, or bins=3.\n"
     assert stopped(capsys, error, folds="--folds") == (2, expected)
+    error = InvalidInputError("labels", "must be in classes", remedy="Pass classes=[..., 'fox'], or logits=.")
+    expected = "error: labels must be in classes. Pass --classes ...,fox, or --logits.\n"
+    assert stopped(capsys, error, labels="--labels", classes="--classes", logits="--logits") == (1, expected)
     assert stopped(capsys, InvalidInputError("y", "must be known")) == (1, "error: labels must be known.\n")
 
 
@@ -120,7 +123,7 @@ def test_every_command_explains_itself_with_an_example(run, command):
         assert "--quiet" in output
 
 
-@pytest.mark.parametrize("words", [["--nonsense"], ["nonsense"], ["fit", "--nonsense"], ["fit"], ["fit", "no.npz"]])
+@pytest.mark.parametrize("words", [["--nonsense"], ["nonsense"], ["fit", "--nonsense"], ["fit"], ["token"]])
 def test_a_wrong_command_or_option_is_one_line(run, words):
     result = run(*words, code=2)
     assert result.stdout == ""

@@ -86,3 +86,8 @@ def test_every_parameter_that_is_listed_can_be_set(run, calibration, name):
 
 def test_an_unknown_method_is_a_usage_error(run):
     assert "NAME must be one of uncal" in run("methods", "nonsense", code=2).stderr
+
+
+def test_export_names_data_that_are_not_those_of_the_model(run, model):
+    np.savez("narrow.npz", embeddings=blobs(60, 2)["embeddings"][:, :3])
+    assert "3 features" in run("export", model, "--out", "head.onnx", "--data", "narrow.npz", code=1).stderr

@@ -204,6 +204,15 @@ def test_arrays_of_another_shape_or_type_are_named(tmp_path, change, name):
         read_outputs(write(tmp_path / "a.npz", arrays() | change))
 
 
+def test_selected_samples_keep_classes_and_names_of_columns(tmp_path):
+    found = read_outputs(write(tmp_path / "a.csv", columns()), embeddings="e_*")
+    some = found.select([4, 2])
+    assert some.labels.tolist() == found.labels[[4, 2]].tolist()
+    assert some.embeddings.shape == (2, 4)
+    assert some.columns == found.columns
+    assert some.classes.tolist() == found.classes.tolist()
+
+
 def test_objects_are_not_read(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays() | {"labels": np.array(["a", "b"], dtype=object)})
     with pytest.raises(FileFormatError, match="labels contains Python objects"):

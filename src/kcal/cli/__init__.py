@@ -10,7 +10,6 @@ import io
 import re
 import sys
 from contextlib import nullcontext
-from glob import has_magic
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +19,8 @@ from typer.core import TyperCommand, TyperGroup
 from kcal.cli.bench import bench, task
 from kcal.cli.demonstration import demo
 from kcal.cli.evaluate import compare, evaluate
-from kcal.cli.messages import EXIT_CODES, check_options, readable_messages
+from kcal.cli.messages import EXIT_CODES, readable_messages
 from kcal.cli.models import compress, export, fit, methods
-from kcal.cli.options import INPUTS, PARTS
 from kcal.cli.output import Result, check_writable, finish
 from kcal.cli.predict import explain, predict
 from kcal.cli.serve import serve, token
@@ -30,7 +28,7 @@ from kcal.cli.serve import serve, token
 COMMANDS = {
     "Start": (demo, methods),
     "Calibrate": (fit, predict, explain),
-    "Judge": (evaluate, compare, bench, task),
+    "Evaluate": (evaluate, compare, bench, task),
     "Deploy": (compress, export, serve),
 }
 """The commands by the panel of the help in which they are listed."""
@@ -68,27 +66,15 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         options = {item.name: max(item.opts, key=len) for item in self.params if item.param_type_name == "option"}
-        options = {name: option for name, option in options.items() if name not in (*PARTS, "classes")}
         options |= {item.name: str(item.metavar) for item in self.params if item.param_type_name == "argument"}
         settings = [text.partition("=")[0].strip() for text in ctx.params.get("settings") or ()]
         json_file, quiet = ctx.params.get("json_file"), ctx.params.get("quiet", False)
         inputs = [value for value in ctx.params.values() if isinstance(value, Path)]
         with readable_messages(options | {name: f"--set {name}" for name in settings}):
-            if "json_file" in ctx.params:
-                self._check_paths(ctx.params)
             check_writable(json_file, inputs=inputs, option="--json")
             result = super().invoke(ctx)
             if isinstance(result, Result):
                 finish(result, quiet=quiet, json_file=json_file)
-
-    def _check_paths(self, values: dict[str, Any]) -> None:
-        """Raise for files to read that are not there; kcal predict matches a pattern of files later."""
-        for item in self.params:
-            path = values.get(item.name)
-            missing = isinstance(path, Path) and not path.exists()
-            missing = missing and not (self.name == "predict" and has_magic(str(path)))
-            name = item.metavar if item.param_type_name == "argument" else max(item.opts, key=len)
-            check_options((item.name in INPUTS and missing, f"{name} {str(path)!r} does not exist."))
 
     def get_params(self, ctx: Any) -> Any:
         """Return the options, flags without a type in the help."""

@@ -30,7 +30,7 @@ def read(
     outputs = read_outputs(path, **wanted, classes=parse_classes(options.get("classes")), prefix=prefix)
     for part in needs:
         if getattr(outputs, part) is None:
-            problem = f"has no {part}; it has {shorten(outputs.available) or 'one array'}"
+            problem = f"has no {part}; it has {shorten(outputs.available) or 'nothing with a name'}"
             raise InvalidInputError(str(path), problem, remedy=f"Name them with --{part}, in this file or another one.")
     return outputs
 
@@ -72,7 +72,8 @@ def read_training(
     names |= {} if train_labels is None else {"labels": train_labels}
     names |= {matrix: calibration.columns[matrix]} if calibration.columns.get(matrix) else {}
     prefix = ("", "train_") if train else ("train_",)
-    training = read(train or data, names, {matrix, "labels", "groups"}, prefix=prefix, needs=(matrix,))
+    needs = (matrix, "labels") if "train_labels" in calibrator.fit_options else (matrix,)
+    training = read(train or data, names, {matrix, "labels", "groups"}, prefix=prefix, needs=needs)
     first, second = calibration.classes, training.classes
     if first is not None and second is not None and first.tolist() != second.tolist():
         raise InvalidInputError(f"{data} and {train}", "must list the same classes in the same order")
@@ -111,20 +112,32 @@ def read_for(
     outputs = read(path, {**options, **named}, takes, prefix=prefix, needs=(*fitted, *needs))
     for part, names in fitted.items():
         columns = outputs.columns.get(part, ())
-        if columns != names and sorted(columns) == sorted(names):  # found by a pattern, in another order
-            order = [columns.index(name) for name in names]
+        if columns != names and (order := positions(columns, names)):  # found by a pattern, in another order
             outputs = replace(outputs, **{part: getattr(outputs, part)[:, order]}, classes=None)
     return in_order_of(outputs, model.classes_) if "logits" in fitted else outputs
+
+
+def positions(names: Sequence[Any], expected: Sequence[Any]) -> list[int] | None:
+    """Return where the expected names are among others; None if these are not the same names in some order."""
+    texts, wanted = [str(name) for name in names], [str(name) for name in expected]
+    return [texts.index(name) for name in wanted] if sorted(texts) == sorted(wanted) else None
+
+
+def align(matrix: NDArray[Any], classes: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+    """Return the columns of a matrix, one per class, in the order of the expected classes."""
+    order = positions(classes.tolist(), expected.tolist())
+    if order is None:
+        problem = f"must be {shorten(expected.tolist())} in all files and methods"
+        remedy = "List all classes with --classes."
+        raise InvalidInputError("classes", problem, got=shorten(classes.tolist()), remedy=remedy)
+    return matrix[:, order]
 
 
 def in_order_of(outputs: FileOutputs, classes: NDArray[Any]) -> FileOutputs:
     """Return outputs whose columns of logits follow ``classes``; without names they are taken to do so."""
     if outputs.classes is None or outputs.logits.shape[1] != len(outputs.classes):
         return outputs
-    names, expected = ([str(label) for label in labels.tolist()] for labels in (outputs.classes, classes))
-    if sorted(names) != sorted(expected):
-        raise InvalidInputError("classes", f"must be those of the model, {shorten(expected)}", got=shorten(names))
-    return replace(outputs, logits=outputs.logits[:, [names.index(label) for label in expected]], classes=classes)
+    return replace(outputs, logits=align(outputs.logits, outputs.classes, classes), classes=classes)
 
 
 def check_overlap(model: Calibrator, outputs: FileOutputs, path: Path) -> None:
@@ -152,7 +165,7 @@ def n_rows(outputs: FileOutputs) -> int:
     return len(outputs.logits if outputs.embeddings is None else outputs.embeddings)
 
 
-def same_rows(first: FileOutputs, second: FileOutputs, name: str) -> None:
+def check_same_rows(first: FileOutputs, second: FileOutputs, name: str) -> None:
     """Raise if two files are not about the same samples in the same order, as far as they have ids or labels."""
     if n_rows(first) != n_rows(second):
         raise InvalidInputError(name, f"must have {n_rows(first):,} rows", got=f"{n_rows(second):,}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from timeit import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kcal
 from kcal.cli import options
@@ -34,14 +33,13 @@ network, loader = example.network(), example.calibration.loader()
 model = kcal.CalibratedClassifier(network).fit(loader)
 probs = model.predict_proba(example.test.loader())
 """
-"""What the demo does, in Python; it is printed without indentation, which Python would refuse when it is pasted."""
+"""What the demo does, in Python; it is printed without indentation, to be pasted."""
 
 
-@dataclass(frozen=True)
-class Results:
-    """What the demo computes: calibrated networks, the network's outputs, and test probabilities by method."""
+class Results(NamedTuple):
+    """What the demo computes: the blend, the network's outputs, and test probabilities by method."""
 
-    models: dict[str, Any]
+    model: Any
     calibration: Any
     test: Any
     probs: dict[str, Any]
@@ -73,9 +71,9 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
         show_code(example)
     results = run_methods(example, quiet=not is_shown)
     figure = draw(example, results.probs, out / "reliability.png")
-    model = results.models[BLEND].save(out / "model.kcal")
+    model = results.model.save(out / "model.kcal")
     write_parts(example, results, out)
-    evaluations = evaluate_test(results.probs, example)
+    evaluations = {name: kcal.evaluate(probs, example.test.labels) for name, probs in results.probs.items()}
 
     def show_all() -> None:
         show(evaluations, results.probs, figure)
@@ -87,31 +85,17 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
 
 def run_methods(example: Example, *, quiet: bool) -> Results:
     """Fit every method on the calibration part, and predict the test part; the network runs once on each."""
-    models = make_models(example, quiet=quiet)
-    calibration, test = (models[BLEND].outputs(part.loader()) for part in (example.calibration, example.test))
-    for model in models.values():
-        model.fit(calibration, classes=example.classes)
-    return Results(models, calibration, test, {name: model.predict_proba(test) for name, model in models.items()})
-
-
-def make_models(example: Example, *, quiet: bool) -> dict[str, Any]:
-    """Return the network with every method of the demo, unfitted."""
     from kcal.calibrators import make_calibrator
 
     network, train, progress = example.network(), example.train, False if quiet else None
     projection = kcal.train_projection(train.embeddings, train.labels, progress=progress)
     calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "sms", "dircal")}
-    calibrators["kcal"] = make_calibrator("kcal", projection=projection)
-    calibrators[BLEND] = make_calibrator("kcal-blend")
-    return {
-        name: kcal.CalibratedClassifier(network, calibrator, progress=progress)
-        for name, calibrator in calibrators.items()
-    }
-
-
-def evaluate_test(probs: dict[str, Any], example: Example) -> dict[str, Any]:
-    """Return the metrics of every method on the test part."""
-    return {name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()}
+    calibrators |= {"kcal": make_calibrator("kcal", projection=projection), BLEND: make_calibrator("kcal-blend")}
+    models = {name: kcal.CalibratedClassifier(network, one, progress=progress) for name, one in calibrators.items()}
+    calibration, test = (models[BLEND].outputs(part.loader()) for part in (example.calibration, example.test))
+    for model in models.values():
+        model.fit(calibration, classes=example.classes)
+    return Results(models[BLEND], calibration, test, {name: one.predict_proba(test) for name, one in models.items()})
 
 
 def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
@@ -200,10 +184,8 @@ def show_times(example: Example, results: Results, seconds: float) -> None:
     """Print the time per image of the network and of the calibration of its outputs."""
     import torch
 
-    model, images = results.models[BLEND], example.test.inputs()[:IMAGES_PER_BATCH]
-    outputs = kcal.ClassifierOutputs(
-        *(part[:IMAGES_PER_BATCH] for part in (results.test.embeddings, results.test.logits))
-    )
+    model, images = results.model, example.test.inputs()[:IMAGES_PER_BATCH]
+    outputs = results.test.select(slice(IMAGES_PER_BATCH))
     with torch.inference_mode():
         network_time, blend_time = (
             f"{1e6 / len(images) * median(repeat(call, number=1, repeat=15)):.0f} µs"

@@ -53,15 +53,24 @@ def evaluate(
     check_measuring(shared, (model, data, before))
     more = {"labels", "weights", *(("ids",) if before else ()), *(() if shared["no_intervals"] else ("groups",))}
     if data is None:
-        comparison = read_probabilities(model, probabilities, shared, more)
+        import numpy as np
+
+        outputs = read_probabilities(model, probabilities, shared, more, needs=("labels",))
+        classes = np.arange(outputs.logits.shape[1]) if outputs.classes is None else outputs.classes
+        check_column_count(model, outputs, classes)
+        comparison = Comparison({"probabilities": outputs.logits}, outputs, classes)
     else:
-        from kcal.cli.data import check_overlap, read_for
+        from kcal.cli.data import check_overlap, parse_classes, positions, read_for
+        from kcal.embeddings.read import shorten
         from kcal.persistence import load_calibrator
 
         calibrator = load_calibrator(model)
         takes = more if before else {*more, "logits"}
         outputs = read_for(calibrator, data, shared, takes, needs=("labels",))
-        check_classes(shared["classes"], calibrator.classes_)
+        known = calibrator.classes_.tolist()
+        if shared["classes"] and positions(parse_classes(shared["classes"]) or (), known) is None:
+            expected = f"must be those of the model, {shorten(known)}"
+            raise InvalidInputError("--classes", expected, got=shared["classes"])
         if not shared["allow_overlap"]:
             check_overlap(calibrator, outputs, data)
         comparison = apply_model(calibrator, outputs)
@@ -89,7 +98,6 @@ def compare(
 
     [green]kcal compare calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
-    check_options((train_labels is not None and not train, "--train-labels needs --train, the file they belong to."))
     names = parse_methods(methods, kcal.METHODS)
     check_measuring(shared, (calibration, data, train))
     skips = methods.strip() == "all"
@@ -140,82 +148,63 @@ def check_measuring(shared: Mapping[str, Any], inputs: tuple[Path | None, ...]) 
         check_writable(above / "report.html", inputs=inputs, option="--report")
 
 
-def check_classes(given: str | None, classes: Any) -> None:
-    """Raise if the user lists other classes than those of the model."""
-    from kcal.cli.data import parse_classes
+def network_probs(outputs: Any, classes: Any, representation: str = "logits") -> dict[str, Any]:
+    """Return the network's own probabilities with columns in the order of ``classes``, if their order is known."""
+    from kcal.cli.data import align
 
-    expected = [str(label) for label in classes.tolist()]
-    if given is not None and sorted(parse_classes(given) or ()) != sorted(expected):
-        raise InvalidInputError("--classes", f"must be those of the model, {', '.join(expected)}", got=given)
+    if outputs.logits is None:
+        return {}
+    try:
+        network = kcal.Uncalibrated(representation=representation)
+        network.fit(outputs.logits, outputs.labels, classes=outputs.classes)  # which learns nothing
+        return {"uncal": align(network.predict_proba(outputs.logits), network.classes_, classes)}
+    except InvalidInputError as error:
+        warn(f"The network's own probabilities are left out: {error_text(error, {})[0]}", KcalWarning)
+        return {}
 
 
 def apply_model(calibrator: Any, outputs: Any) -> Comparison:
     """Return a model's probabilities, after those of the network's logits if there are any."""
-    probs = network_probs(calibrator, outputs)
+    classes, representation = calibrator.classes_, "logits"
+    if calibrator.needs_logits_:
+        outputs = replace(outputs, classes=classes)  # the order in which they were read
+        representation = calibrator.get_params().get("representation", "logits")
+    probs = network_probs(outputs, classes, representation)
     if calibrator.method not in probs:
         probs[calibrator.method] = kcal.predict_on(calibrator, outputs)
-    return Comparison(probs, outputs, calibrator.classes_)
+    return Comparison(probs, outputs, classes)
 
 
-def network_probs(calibrator: Any, outputs: Any) -> dict[str, Any]:
-    """Return the network's own probabilities in the order of the model's classes, if that order is known."""
-    import numpy as np
-
-    from kcal.cli.data import in_order_of
-
-    classes = calibrator.classes_
-    if outputs.logits is None:
-        return {}
-    n_columns, representation = outputs.logits.shape[1], "logits"
-    is_counted = classes.dtype.kind in "iu" and classes.tolist() == list(range(len(classes)))
-    reason = f"the logits have {n_columns:,} columns for {len(classes):,} classes" if n_columns != len(classes) else ""
-    if calibrator.needs_logits_:
-        representation = calibrator.get_params().get("representation", "logits")
-    elif outputs.classes is None and not is_counted:
-        reason = reason or "it is unknown which column of the logits is which class. List them with --classes"
-    elif not reason:
-        outputs = in_order_of(outputs, classes)
-    if reason:
-        warn(f"The network's own probabilities are left out: {reason}.", KcalWarning)
-        return {}
-    labels = np.repeat(classes[:1], len(outputs.logits))  # any labels: nothing is learned from them
-    network = kcal.Uncalibrated(representation=representation).fit(outputs.logits, labels, classes=classes)
-    return {"uncal": network.predict_proba(outputs.logits)}
-
-
-def read_probabilities(path: Path, name: str | None, shared: Mapping[str, Any], more: set[str]) -> Comparison:
-    """Return the probabilities of a file, and what else it says of the same rows."""
-    import numpy as np
-
+def read_probabilities(
+    path: Path, name: str | None, shared: Mapping[str, Any], takes: set[str], needs: tuple[str, ...] = ()
+) -> Any:
+    """Read probabilities, by default under the names that kcal predict gives them, as the logits of the outputs."""
     from kcal.cli.data import read
 
-    names = {**shared, "logits": name or probabilities_name(path)}
+    default = {".npz": "probabilities", ".npy": "logits"}.get(path.suffix.lower(), "p_*")  # npy arrays have no name
     try:
-        outputs = read(path, names, {"logits", *more}, needs=("labels",))
+        return read(path, {**shared, "logits": name or default}, {"logits", *takes}, needs=needs)
     except InvalidInputError as error:
         what = error.parameter.replace("logits", "probabilities")
         remedy = error.remedy or "Name probabilities with --probabilities."
         raise InvalidInputError(what, error.expected, got=error.got, remedy=remedy) from error
-    n_columns = outputs.logits.shape[1]
-    classes = np.arange(n_columns) if outputs.classes is None else outputs.classes
-    if len(classes) != n_columns:
-        raise InvalidInputError(str(path), f"has {n_columns:,} columns of probabilities for {len(classes):,} classes")
-    return Comparison({"probabilities": outputs.logits}, outputs, classes)
-
-
-def probabilities_name(path: Path) -> str:
-    """Return what kcal predict calls probabilities in a file; the array of an npy file has no name."""
-    return {".npz": "probabilities", ".npy": "logits"}.get(path.suffix.lower(), "p_*")
 
 
 def with_before(path: Path, name: str | None, after: Comparison) -> Comparison:
     """Return the comparison with the probabilities of another file in place of the network's."""
-    from kcal.cli.data import in_order_of, same_rows
+    from kcal.cli.data import check_same_rows, in_order_of
 
-    outputs = kcal.read_outputs(path, embeddings=None, logits=name or probabilities_name(path))
-    same_rows(after.outputs, outputs, str(path))
+    outputs = read_probabilities(path, name, {}, {"labels", "ids"})
+    check_same_rows(after.outputs, outputs, str(path))
+    check_column_count(path, outputs, after.classes)
     kept = {name: probs for name, probs in after.probs.items() if name != "uncal"}
     return after._replace(probs={"before": in_order_of(outputs, after.classes).logits} | (kept or after.probs))
+
+
+def check_column_count(path: Path, outputs: Any, classes: Any) -> None:
+    """Raise unless there is a column of probabilities for every class."""
+    if (n_columns := outputs.logits.shape[1]) != len(classes):
+        raise InvalidInputError(str(path), f"has {n_columns:,} columns of probabilities for {len(classes):,} classes")
 
 
 def fit_methods(
@@ -227,27 +216,27 @@ def fit_methods(
     *,
     skip_failures: bool,
 ) -> Comparison:
-    """Fit every method on the calibration set, and return their probabilities for the test set, uncalibrated first.
+    """Fit every method on the calibration set, and return their probabilities for the test set, the network's first.
 
     ``train`` are the file of the training set and its labels. With ``skip_failures``, a method that cannot be fitted
     or applied is left out with a warning.
     """
     from kcal.calibrators import make_calibrator
-    from kcal.cli.data import check_overlap, read, read_training
+    from kcal.cli.data import align, check_overlap, in_order_of, read, read_training
     from kcal.progress import working
 
-    calibrators = [make_calibrator(name) for name in names]
-    learners = [calibrator for calibrator in calibrators if calibrator.uses_training_set]
-    check_options((train[0] and not learners, "--train has no effect: none of these methods learns from it."))
+    calibrators = {name: make_calibrator(name) for name in names}
+    learners = [calibrator for calibrator in calibrators.values() if calibrator.uses_training_set]
+    check_options((any(train) and not learners, "--train has no effect: none of these methods learns from it."))
     takes = {"embeddings", "logits", "labels", "groups", "weights"}
     calibration = read(path, shared, takes, prefix=("", "calibration_"), needs=("labels",))
     test = read(test_path, {**shared, **calibration.columns}, takes, prefix=("", "test_"), needs=("labels",))
-    if test.classes is None and calibration.columns:  # read by name, in the order of the calibration set
+    if test.classes is None:
         test = replace(test, classes=calibration.classes)
     training = {one.inputs: read_training(one, path, calibration, shared, *train) for one in learners}
-    first: Comparison | None = None
+    classes: Any = None
     probs: dict[str, Any] = {}
-    for name, calibrator in zip(names, calibrators, strict=True):
+    for name, calibrator in calibrators.items():
         try:
             with working(f"Fitting {name}"):
                 kcal.fit_on(calibrator, calibration, training.get(calibrator.inputs), classes=calibration.classes)
@@ -255,49 +244,34 @@ def fit_methods(
                     warn(f"{name}: {path} has no logits, so it is fitted on embeddings alone.", KcalWarning)
                 if not shared["allow_overlap"]:
                     check_overlap(calibrator, test, test_path)
-                found = apply_model(calibrator, in_order(test, calibrator))
-            order = class_indices(first or found, found)
+                takes_logits = calibrator.needs_logits_ and test.logits is not None
+                outputs = in_order_of(test, calibrator.classes_) if takes_logits else test
+                classes = calibrator.classes_ if classes is None else classes
+                probs[name] = align(kcal.predict_on(calibrator, outputs), calibrator.classes_, classes)
         except (InvalidInputError, MissingExtraError) as error:
             text = f"{name}{' is left out' if skip_failures else ''}: {error_text(error, {})[0]}"
             if not skip_failures:
                 raise KcalError(text) from error
             warn(text, KcalWarning)
-            continue
-        first = first or found
-        for method, values in found.probs.items():
-            probs.setdefault(name if method == calibrator.method else method, values[:, order])
-    if first is None:
+    if not probs:
         raise InvalidInputError("--methods", "must name a method that can be fitted; the warnings say why none can")
-    return first._replace(probs=dict(sorted(probs.items(), key=lambda item: item[0] != "uncal")))
-
-
-def in_order(test: Any, calibrator: Any) -> Any:
-    """Return the test set with its logits in the order of a fitted method's classes, if it takes them."""
-    from kcal.cli.data import in_order_of
-
-    return in_order_of(test, calibrator.classes_) if calibrator.needs_logits_ and test.logits is not None else test
-
-
-def class_indices(first: Comparison, other: Comparison) -> list[int]:
-    """Return where the classes of the first method are among those of another one."""
-    labels, expected = other.classes.tolist(), first.classes.tolist()
-    if set(labels) != set(expected):
-        problem = f"must be the same for all methods; got {len(labels)}, after {len(expected)}"
-        raise InvalidInputError("classes", problem, remedy="List all classes with --classes.")
-    return [labels.index(label) for label in expected]
+    network = {"uncal": probs["uncal"]} if "uncal" in probs else network_probs(test, classes)
+    return Comparison(network | probs, test, classes)
 
 
 def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[str, Path | None]) -> Result:
     """Return the metrics of every method, with intervals, after writing the report if there is to be one."""
+    import numpy as np
+
     from kcal.progress import working
     from kcal.validation import encode_labels
 
     outputs = comparison.outputs
     labels = encode_labels(outputs.labels, comparison.classes, "labels")
     confidence = None if shared["no_intervals"] else 0.95 if shared["confidence"] is None else shared["confidence"]
-    drawn = range(len(labels)) if outputs.groups is None else outputs.groups.tolist()
-    counted = [True] * len(labels) if outputs.weights is None else outputs.weights > 0
-    if confidence is not None and len({unit for unit, counts in zip(drawn, counted, strict=True) if counts}) < 2:
+    units = np.arange(len(labels)) if outputs.groups is None else outputs.groups
+    resampled = units if outputs.weights is None else units[outputs.weights > 0]
+    if confidence is not None and len(np.unique(resampled)) < 2:
         warn("There are no confidence intervals: there is only one sample or group to resample.", KcalWarning)
         confidence = None
     settings = {"resamples": shared["resamples"] or 1000, "seed": shared["seed"] or 0}
@@ -317,7 +291,7 @@ def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[
     if shared["report"] is not None:
         facts = {term: path.name for term, path in sources.items() if path is not None}  # folders are private
         if outputs.groups is not None:
-            facts["groups"] = f"{len(set(drawn)):,}; the intervals resample whole groups"
+            facts["groups"] = f"{len(np.unique(units)):,}; the intervals resample whole groups"
         with working("Drawing the report"):
             page = import_module("kcal.report").write_report(
                 shared["report"],

@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from kcal.cli.options import PARTS
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, printable
 
 BAD_DATA, USAGE, OVERLAP, STOPPED = 1, 2, 3, 130
@@ -21,8 +22,16 @@ EXIT_CODES = (
     "stopped by Ctrl-C."
 )
 
-DATA_NAMES = {"X": "DATA", "y": "labels", "sample_weight": "weights"}
-"""What arguments of ``fit`` and ``predict_proba`` are called in files."""
+DATA_NAMES = {
+    "X": "DATA",
+    "y": "labels",
+    "sample_weight": "weights",
+    "train_embeddings": "training embeddings",
+    "probs": "probabilities",
+}
+"""What arguments of ``fit``, ``predict_proba`` and ``evaluate`` are called in files."""
+CONTENT = (*PARTS, "classes", "probabilities")
+"""Parameters whose errors are about what a file holds, not about the options that name it."""
 
 _UsageError: Any = typer.BadParameter.__base__
 """The base class of all errors of typer about options and commands, for which it exports no name."""
@@ -84,16 +93,23 @@ def readable_messages(options: Mapping[str, str] = {}) -> Iterator[None]:
 def error_text(error: KcalError, options: Mapping[str, str]) -> tuple[str, bool]:
     """Return an error's message with options in place of parameters, and whether it is about an option."""
     if not isinstance(error, InvalidInputError) or not error.expected:
-        return str(error), False
-    name = DATA_NAMES.get(error.parameter, options.get(error.parameter, error.parameter))
+        return _with_options(str(error), options), False
+    name = DATA_NAMES.get(error.parameter, error.parameter)
+    name = name if name in CONTENT else options.get(name, name)
     expected = re.sub(r"[a-z]+_\w+", lambda word: options.get(word[0], word[0]), error.expected)
     remedy = _with_options(error.remedy, options)
     return str(InvalidInputError(name, expected, got=error.got, remedy=remedy)), name.startswith("--")
 
 
 def _with_options(text: str, options: Mapping[str, str]) -> str:
-    """Return a text with ``--folds 5`` for ``folds=5``, where that is an option."""
-    return re.sub(r"\b(\w+)=", lambda word: f"{options[word[1]]} " if word[1] in options else word[0], text)
+    """Return a text with ``--folds 5`` for ``folds=5`` and ``--classes a,b`` for ``classes=['a', 'b']``."""
+
+    def as_option(match: re.Match[str]) -> str:
+        option, value = options.get(match[1]), re.sub(r"[\[\]'\" ]", "", match[2] or "")
+        return match[0] if option is None else f"{option} {value}".rstrip()
+
+    text = text.replace("train_embeddings and train_labels", "--train FILE") if "train" in options else text
+    return re.sub(r"\b(\w+)=(\[[^\]]*\]|\"[^\"]*\"|[\w.]*\w)?", as_option, text)
 
 
 def _say(kind: str, message: str) -> None:

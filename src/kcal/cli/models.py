@@ -114,7 +114,7 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
     for text in settings:
         name, equals, value = (part.strip() for part in text.partition("="))
         check_options(
-            (not equals or not value, f"--set must be NAME=VALUE, such as bins=20; got {text!r}."),
+            (not (name and equals and value), f"--set must be NAME=VALUE, such as bins=20; got {text!r}."),
             (name in chosen, f"--set {name}: this parameter is given more than once."),
         )
         chosen[name] = parse_value(value)
@@ -300,7 +300,11 @@ def export(
 
     calibrator: Any = load_calibrator(model)
     predictor = HeadPredictor(calibrator)
-    rows = calibrator.example_inputs() if data is None else vars(read_for(calibrator, data, {}))
+    rows = calibrator.example_inputs()
+    if data is not None:
+        outputs = read_for(calibrator, data, {})
+        kcal.predict_on(calibrator, outputs.select([0]))  # raises for columns that are not those of the model
+        rows = vars(outputs)
     example = [torch.as_tensor(rows[name]).float() for name in predictor.names]
     metadata, show = metadata_of(calibrator), False if shared["quiet"] else None
     write_onnx(predictor, example, out, metadata=metadata, tolerance=tolerance or TOLERANCE, progress=show)

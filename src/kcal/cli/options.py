@@ -53,20 +53,20 @@ def _default(annotation: Any) -> Any:
 
 
 _main = partial(_option, None)
-INPUTS = ("model", "data", "calibration", "train", "before", "pool", "out_of_scope", "tasks")
-"""Arguments and options that are files or folders to read."""
+_input = partial(_argument, exists=True)
+_input_option = partial(_option, None, exists=True)
 
-DATA_FILE = "An npz, npy, parquet or csv file, or a folder of kcal.extract."
+DATA_FILE = "An npz, npy, parquet or csv file, or a folder that kcal.extract wrote."
 SeveralData = Annotated[
     Path, _argument("DATA", "An npz, npy, parquet or csv file; a folder of parquet or kcal.extract; 'data/*.parquet'.")
 ]
-Data = Annotated[Path, _argument("DATA", DATA_FILE)]
-TestData = Annotated[File, _argument("DATA", DATA_FILE)]
-Calibration = Annotated[Path, _argument("CALIBRATION", f"Data to fit on. {DATA_FILE}")]
-Model = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote.")]
-Evaluated = Annotated[Path, _argument("MODEL", "A model of kcal fit; or, without DATA, a file of probabilities.")]
+Data = Annotated[Path, _input("DATA", DATA_FILE)]
+TestData = Annotated[File, _input("DATA", DATA_FILE)]
+Calibration = Annotated[Path, _input("CALIBRATION", f"Data to fit on. {DATA_FILE}")]
+Model = Annotated[Path, _input("MODEL", "A file that kcal fit wrote.")]
+Evaluated = Annotated[Path, _input("MODEL", "A model of kcal fit; or, without DATA, a file of probabilities.")]
 Task = Annotated[Path, _argument("NAME.npz", "The task to make or to check.")]
-Tasks = Annotated[File, _argument("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
+Tasks = Annotated[File, _input("TASKS", "A folder of tasks, NAME.npz; the embedded example if left out.")]
 MethodName = Annotated[Text, _argument("NAME", "A method, to show its parameters.")]
 
 PredictionsOut = Annotated[Path, _main("FILE", "File to write; a folder for several files or on Ray.", "--out", "-o")]
@@ -79,24 +79,20 @@ Json = Annotated[Text, _main("FILE", "Write the results as JSON; - for standard 
 OUTPUT = {"json_file": Json, "quiet": Quiet}
 
 SupportSize = Annotated[Text, _main("N|SHARE", "Support points: a number, or a share of the samples such as 0.1.")]
-MaxLossIncrease = Annotated[
-    Number, _main("X", "In place of a size: allowed relative increase of the log-loss, such as 0.005.")
-]
+MaxLossIncrease = Annotated[Number, _main("X", "In place of a size: allowed relative increase of the log-loss.")]
 Reduction = Annotated[
     str, _main("NAME", "kmeans, kernel-thinning, herding or random. (default: kmeans)", "--method", "-m")
 ]
-MinClusterSize = Annotated[int, _main("N", "Samples that a mean stands for at least. (default: 1)")]
-VerifyData = Annotated[File, _main("DATA", f"Rows to verify the file with. {DATA_FILE}")]
-Tolerance = Annotated[Number, _main("X", "Largest difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
+MinClusterSize = Annotated[int, _main("N", "Smallest number of samples per mean. (default: 1)")]
+VerifyData = Annotated[File, _input_option("DATA", f"Rows to verify the file with. {DATA_FILE}")]
+Tolerance = Annotated[Number, _main("X", "Accepted difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
 Engine = Annotated[str, _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")]
-Address = Annotated[
-    Text, _main("HOST:PORT", "Head of the Ray cluster, or local for a new one. (default: one of this machine)")
-]
-Workers = Annotated[Integer, _main("N", "Processes on Ray. (default: as many as it has room for)", min=1)]
-Evidence = Annotated[bool, _main(None, "Add evidence: the share of calibration samples with less of it.", "--evidence")]
+Address = Annotated[Text, _main("HOST:PORT", "Head of the Ray cluster; local for a new one. (default: this machine's)")]
+Workers = Annotated[Integer, _main("N", "Worker processes on Ray. (default: as many as fit)", min=1)]
+Evidence = Annotated[bool, _main(None, "Add evidence: the share of calibration samples that have less.", "--evidence")]
 Methods = Annotated[str, _main("A,B,C", "Methods to fit, or all. (default: ts,sms,kcal-blend)")]
-Before = Annotated[File, _main("FILE", "Probabilities to compare with, in place of the network's.")]
-Train = Annotated[File, _main("FILE", "Outputs for the network's training data, to learn the projection from.")]
+Before = Annotated[File, _input_option("FILE", "Probabilities to compare with, in place of the network's.")]
+Train = Annotated[File, _input_option("FILE", "Outputs for the network's training data, to learn the projection from.")]
 TrainLabels = Annotated[Text, _main("NAME", "Labels of the training data. (default: as --labels)")]
 
 ExplainedRows = Annotated[list[int] | None, _main("N", "Row to explain, from 0; repeatable.", "--row", min=0)]
@@ -110,22 +106,20 @@ BenchMethods = Annotated[Text, _main("A,B,C", f"Methods, or all. (default: {_PAP
 Splits = Annotated[int, _main("N", "Splits of each pool into calibration and test. (default: 10)", min=1)]
 SplitSeed = Annotated[int, _main("N", "Same seed, same splits and results. (default: 0)", "--seed", min=0)]
 Jobs = Annotated[Integer, _main("N", "Worker processes. (default: one per core)", min=1)]
-Pool = Annotated[File, _main("FILE", "Outputs for data that it never saw.")]
-OutOfScope = Annotated[File, _main("FILE", "Outputs for inputs that belong to no class.")]
-Share = Annotated[Number, _main("SHARE", "Share of the pool that calibrates in each split. (default: 0.3)")]
-GroupShare = Annotated[
-    Number, _main("SHARE", "Share of the groups that calibrate in grouped splits. (default: --share)")
-]
+Pool = Annotated[File, _input_option("FILE", "Outputs for data that the network was not trained on.")]
+OutOfScope = Annotated[File, _input_option("FILE", "Outputs for inputs that belong to no class.")]
+Share = Annotated[Number, _main("SHARE", "Share of the pool for calibration in each split. (default: 0.3)")]
+GroupShare = Annotated[Number, _main("SHARE", "The same of the groups in grouped splits. (default: --share)")]
 
 _data = partial(_option, "Names in the data")
 MATRICES = {
     "embeddings": Annotated[Text, _data("NAME", "Array, column of lists, or columns such as 'e_*'.")],
     "logits": Annotated[Text, _data("NAME", "Array, column of lists, or columns such as 'z_*'.")],
 }
-LABELS = {"labels": Annotated[Text, _data("NAME", "Labels; also the name of another file.")]}
-GROUPS = {"groups": Annotated[Text, _data("NAME", "Patients, speakers, sites: their samples stay together.")]}
-WEIGHTS = {"weights": Annotated[Text, _data("NAME", "Relative importance of each sample.")]}
-IDS = {"ids": Annotated[Text, _data("NAME", "Names of the samples.")]}
+LABELS = {"labels": Annotated[Text, _data("NAME", "Labels: an array or column, or another file.")]}
+GROUPS = {"groups": Annotated[Text, _data("NAME", "Groups, such as patients or sites, whose samples stay together.")]}
+WEIGHTS = {"weights": Annotated[Text, _data("NAME", "Sample weights.")]}
+IDS = {"ids": Annotated[Text, _data("NAME", "Sample ids.")]}
 CLASSES = {
     "classes": Annotated[Text, _data("A,B,C", "Class of every column of the logits, in order, if no file lists them.")]
 }
@@ -135,7 +129,8 @@ Probabilities = Annotated[Text, _data("NAME", "Array or columns. (default: proba
 
 _parameter = partial(_option, "The method")
 Method = Annotated[
-    Text, _parameter("NAME", "See kcal methods. (default: kcal-blend, kcal or sms, by the data)", "--method", "-m")
+    Text,
+    _parameter("NAME", "Listed by kcal methods. (default: kcal-blend, kcal or sms, by the data)", "--method", "-m"),
 ]
 Set = Annotated[
     list[str] | None,
@@ -145,16 +140,16 @@ PARAMETERS = {
     name: Annotated[Text, _parameter(metavar, explanation)]
     for name, metavar, explanation in (
         ("kernel", "NAME", "Mother kernel, such as rbf or laplace. (default: rbf)"),
-        ("projection", "NAME", "skip, linear, identity, unit. (default: skip)"),
-        ("dimension", "D", "Of the projected space. (default: auto, at most 128; in the paper 32)"),
+        ("projection", "NAME", "Projection of the embeddings: skip, linear, identity, unit. (default: skip)"),
+        ("dimension", "D", "Dimension of the projected space. (default: auto, at most 128; in the paper 32)"),
         ("recipe", "NAME", "Training of the projection: fast, paper. (default: fast)"),
-        ("bandwidth", "B", "A number, cv for leave-one-out, published, or rule. (default: cv)"),
+        ("bandwidth", "B", "Kernel bandwidth: a number, cv for leave-one-out, published, or rule. (default: cv)"),
         ("bandwidth_reference", "B,SIZE", "For the rule: an earlier bandwidth, and the size of the rarest class then."),
-        ("folds", "N", "Folds in place of leave-one-out; in kcal-blend, of cross-fitting."),
+        ("folds", "N", "Folds of the cross-validation, in place of leave-one-out; in kcal-blend, of cross-fitting."),
         ("prior", "SHARES", "Class frequencies in deployment: uniform, or such as cat=0.2,dog=0.8."),
         ("smoothing", "SHARE", "Probability spread evenly over all classes. (default: 1/(n + 2))"),
-        ("representation", "NAME", "Content of the logits: logits, probabilities. (default: logits)"),
-        ("seed", "N", "Seed of the random numbers. (default: 0)"),
+        ("representation", "NAME", "What the logits are: logits, or probabilities of the network. (default: logits)"),
+        ("seed", "N", "Random seed. (default: 0)"),
     )
 }
 
@@ -164,31 +159,30 @@ MEASURING = {
     "report": Annotated[File, _main("FOLDER", "Write report.html there: tables and figures.")],
     "pictures": Annotated[Integer, _main("N", "Classes with figures in the report. (default: 20)", min=1, max=10_000)],
     "confidence": Annotated[Number, _interval("SHARE", "Confidence level. (default: 0.95)")],
-    "resamples": Annotated[Integer, _interval("N", "At least 20. (default: 1000)", min=20, max=1_000_000)],
+    "resamples": Annotated[
+        Integer, _interval("N", "Bootstrap resamples, at least 20. (default: 1000)", min=20, max=1_000_000)
+    ],
     "seed": Annotated[Integer, _interval("N", "Seed of the resampling. (default: 0)", min=0)],
     "no_intervals": Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")],
 }
 
-Served = Annotated[Path, _argument("MODEL", "A file of kcal fit or kcal export, or a folder of them.")]
+Served = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote, or a folder of them.")]
 Network = Annotated[
     File, _main("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)")
 ]
 Host = Annotated[str, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")]
 Port = Annotated[int, _main("N", "Port to listen at; 0 for any. (default: 8000)", "--port", "-p", min=0, max=65535)]
+GrpcPort = Annotated[Integer, _main("N", "Port of gRPC; none by default.", min=1, max=65535)]
 Tokens = Annotated[File, _main("FILE", "Tokens that clients must show; see kcal token.")]
 Store = Annotated[File, _main("FILE", "Calibration store of the feedback; a folder for a folder of models.")]
 CompleteStore = Annotated[
-    bool,
-    _main(None, "The store holds the whole calibration set; samples without it are forgotten.", "--complete-store"),
+    bool, _main(None, "The store is the whole calibration set; forget other samples.", "--complete-store")
 ]
 MaxBatch = Annotated[int, _main("N", "Rows that are predicted together. (default: 256)", min=1, max=1_000_000)]
-MaxWait = Annotated[float, _main("MS", "How long a request waits for others. (default: 2)", min=0, max=10_000)]
+MaxWait = Annotated[float, _main("MS", "Time that a batch waits for requests. (default: 2)", min=0, max=10_000)]
 MaxQueue = Annotated[int, _main("N", "Requests that may wait; more get status 503. (default: 1024)", min=1)]
 MaxBody = Annotated[float, _main("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001)]
-Recent = Annotated[
-    int, _main("N", "Predictions that are remembered, for feedback and the page. (default: 10,000)", min=1, max=10**7)
-]
-TokenAction = Annotated[str, _argument("ACTION", "create, list or revoke.")]
+Recent = Annotated[int, _main("N", "Predictions kept for feedback and dashboard. (default: 10,000)", min=1, max=10**7)]
 TokenFile = Annotated[Path, _argument("FILE", "The token file.")]
-TokenName = Annotated[Text, _main("NAME", "Whose token it is.")]
-TokenScopes = Annotated[list[str] | None, _main("SCOPE", "predict, feedback, metrics or admin; repeatable.", "--scope")]
+TokenName = Annotated[str, _main("NAME", "Whose token it is.")]
+TokenScopes = Annotated[list[str], _main("SCOPE", "predict, feedback, metrics or admin; repeatable.", "--scope")]

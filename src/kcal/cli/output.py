@@ -111,14 +111,12 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
 
     pyarrow = require_pyarrow()
     is_csv = path.suffix.lower() == ".csv"
-    if is_csv:
-        cells = {name: values.tolist() if values.dtype.kind in "UO" else values for name, values in columns.items()}
-        columns = {
-            with_mark(name): [with_mark(cell) if isinstance(cell, str) else cell for cell in values]
-            if isinstance(values, list)
-            else values
-            for name, values in cells.items()
-        }
-    table = pyarrow.table(dict(columns))
+
+    def cells(values: Any) -> Any:
+        if not is_csv or values.dtype.kind not in "UO":
+            return values
+        return [with_mark(cell) if isinstance(cell, str) else cell for cell in values.tolist()]
+
+    table = pyarrow.table({with_mark(name) if is_csv else name: cells(values) for name, values in columns.items()})
     with atomic_path(path) as temporary:
         (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)

@@ -47,6 +47,7 @@ def predict(
     [green]kcal predict model.kcal 'data/*.parquet' --engine ray --out scores[/]
     """
     check_options(
+        (not (data.exists() or has_magic(str(data))), f"DATA {str(data)!r} does not exist."),
         (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
         (engine != "ray" and (address or workers), "--address and --workers have no effect without --engine ray."),
     )
@@ -156,13 +157,12 @@ def predict_files(
 
 def in_order(columns: tuple[str, ...], name: str, fitted: Sequence[str], calibrator: Any) -> tuple[str, ...]:
     """Return columns in the order of those that a model was fitted on or, where they are named so, of its classes."""
+    from kcal.cli.data import positions
     from kcal.embeddings.read import class_names
 
-    classes = [str(label) for label in calibrator.classes_.tolist()]
-    for names, order in ((columns, fitted), (class_names(columns, name), classes)):
-        if len(names) > 1 and sorted(names) == sorted(order):
-            return tuple(columns[names.index(text)] for text in order)
-    return columns
+    by_class = positions(class_names(columns, name), calibrator.classes_.tolist())
+    order = positions(columns, fitted) or by_class or range(len(columns))
+    return tuple(columns[place] for place in order)
 
 
 @options.takes(options.OUTPUT, options.MATRICES | options.IDS)
@@ -210,17 +210,18 @@ def explain(
         raise kcal.InvalidInputError("MODEL", "must predict from calibration samples", got=got, remedy=remedy)
     outputs = read_for(calibrator, data, shared, ("ids",))
     rows = chosen_rows(outputs, data, row, id_)
-    beside = {"logits": outputs.logits[rows]} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
-    explanation = calibrator.explain(outputs.matrix(calibrator.inputs)[rows], k, **beside)
-    names = None if outputs.ids is None else outputs.ids[rows]
+    outputs = outputs.select(rows)
+    names = outputs.ids
+    beside = {"logits": outputs.logits} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
+    explanation = calibrator.explain(outputs.matrix(calibrator.inputs), k, **beside)
     explanation = replace(explanation, numbers=rows)
     titles = [f"row {number}" + ("" if names is None else f", {names[place]}") for place, number in enumerate(rows)]
     if csv is not None:
         columns = explanation.columns()
         if names is not None:
             known = dict(zip(rows.tolist(), names, strict=True))
-            places = columns.pop("row")
-            columns = {"row": places, "row_id": np.array([known[row] for row in places.tolist()]), **columns}
+            row_ids = np.array([known[number] for number in columns["row"].tolist()])
+            columns = {"row": columns.pop("row"), "row_id": row_ids, **columns}
         write_table(csv, columns)
     if plot is not None:
         from kcal.files import atomic_path

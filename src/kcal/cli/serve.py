@@ -7,20 +7,10 @@ import inspect
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Annotated
 
 import typer
 
 from kcal.cli import options
-
-GrpcPort = Annotated[
-    int | None,
-    typer.Option("--grpc-port", metavar="N", help="Port of gRPC; none by default.", min=1, max=65535),
-]
-Names = Annotated[str, typer.Option("--name", metavar="NAME", help="Whose token it is.")]
-Scopes = Annotated[
-    list[str], typer.Option("--scope", metavar="SCOPE", help="predict, feedback, metrics or admin; repeatable.")
-]
 
 
 def serve(
@@ -28,7 +18,7 @@ def serve(
     network: options.Network = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,
-    grpc_port: GrpcPort = None,
+    grpc_port: options.GrpcPort = None,
     tokens: options.Tokens = None,
     store: options.Store = None,
     complete_store: options.CompleteStore = False,
@@ -90,7 +80,7 @@ def serve(
     )
 
 
-def token_create(file: options.TokenFile, name: Names, scope: Scopes) -> None:
+def token_create(file: options.TokenFile, name: options.TokenName, scope: options.TokenScopes) -> None:
     """Make a token and show it, once: the file holds its digest alone.
 
     Scopes are predict, feedback, metrics (for Prometheus) and admin, which allows everything.
@@ -114,16 +104,14 @@ def token_list(file: options.TokenFile) -> None:
         console().print(shown(line), soft_wrap=True)
 
 
-def token_revoke(file: options.TokenFile, name: Names) -> None:
+def token_revoke(file: options.TokenFile, name: options.TokenName) -> None:
     """End a token; a running service sees it within seconds."""
     from kcal.serving.tokens import revoke_token
 
     revoke_token(file, name)
 
 
-token = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke the tokens of a service."
-)
+token = typer.Typer(rich_markup_mode="rich", help="Make, list and revoke the tokens of a service.")
 _commands: dict[str, Callable[..., None]] = {"create": token_create, "list": token_list, "revoke": token_revoke}
 for _name, _command in _commands.items():
     token.command(_name, help=re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(_command) or ""))(_command)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,11 @@ class FileOutputs(ClassifierOutputs):
     classes: Any = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     available: tuple[str, ...] = ()
+
+    def select(self, rows: Any) -> FileOutputs:
+        """Return some of the samples, by their indices or a boolean for each."""
+        parts = ClassifierOutputs(**{part: getattr(self, part) for part in PARTS})
+        return replace(self, **vars(parts.select(rows)))
 
 
 def read_outputs(
@@ -94,37 +99,39 @@ def read_outputs(
     FileOutputs
         A :class:`ClassifierOutputs` with ``classes`` and the names of columns; arrays in numpy, checked.
     """
-    place = check_path(path)
     wanted = dict(zip(PARTS, (embeddings, logits, labels, groups, weights, ids), strict=True))
-    file = _open(place)
-    prefixes = (prefix,) if isinstance(prefix, str) else tuple(prefix)
+    file = _open(check_path(path))
     own = {part: name for part, name in wanted.items() if name is not None and not _other_file(name)}
-    matrices = [name for part, name in own.items() if part in MATRICES]
+    prefixes = (prefix,) if isinstance(prefix, str) else tuple(prefix)
+    matrices = [own[part] for part in MATRICES if part in own]
     start = next((text for text in prefixes if any(f"{text}{name}" in file.names for name in matrices)), prefixes[0])
-    columns = _find_parts(file, own, start)
-    found = {part: file.read(part, names) for part, names in columns.items()}
+    found: dict[str, NDArray[Any]] = {}
+    columns: dict[str, tuple[str, ...]] = {}
+    for part, names in _find_parts(file, own, start).items():
+        found[part] = file.read(part, names)
+        columns |= {part: names} if file.is_table else {}
     for part, name in wanted.items():
         if (match := _other_file(name)) is not None:
             other = _open(Path(match[1]))
-            columns[part] = other.find(part, match[2] or part, "") or other.only(part)
-            found[part] = other.read(part, columns[part])
-            columns |= {} if other.is_table else {part: ()}
-    with _about(place):
+            names = _find(other, part, match[2] or part) or _only(other, part)
+            found[part] = other.read(part, names)
+            columns |= {part: names} if other.is_table else {}
+    with _about(file.path):
         checked = _check(found)
-        labels_here = "labels" in own
-        order, stored = _find_classes(file, classes, columns.get("logits", ()), wanted["logits"], start)
-        if order is not None and checked.get("labels") is not None:
-            checked["labels"], order = _match_labels(
-                checked["labels"], order, positions=classes is not None or (stored and labels_here)
-            )
-    named = {part: names for part, names in columns.items() if names and (file.is_table or part not in own)}
-    return FileOutputs(**checked, classes=order, columns=named, available=file.names)
+        order, stored = _find_classes(file, classes, class_names(columns.get("logits", ()), logits), start)
+        if order is not None and "labels" in checked:
+            positions = classes is not None or (stored and "labels" in own)
+            checked["labels"], order = _match_labels(checked["labels"], order, positions=positions)
+    return FileOutputs(**checked, classes=order, columns=columns, available=file.names)
 
 
-def match_columns(part: str, name: Names, available: Sequence[str], taken: Collection[str] = ()) -> tuple[str, ...]:
+def match_columns(
+    part: str, name: Names, available: Sequence[str], taken: Collection[str] = (), *, is_table: bool = True
+) -> tuple[str, ...]:
     """Return the columns of a table that are a part of the outputs, by its name as in :func:`read_outputs`.
 
     ``taken`` are columns that the pattern ``"*"`` leaves out. Raise if the name is not a default and matches nothing.
+    Without ``is_table``, the part is one array.
     """
     if name is None:
         return ()
@@ -136,7 +143,7 @@ def match_columns(part: str, name: Names, available: Sequence[str], taken: Colle
             )
         return tuple(name)
     candidates = (name, name[:-1]) if name == part else (name,)
-    is_matrix = part in MATRICES
+    is_matrix = is_table and part in MATRICES
     matches: list[tuple[str, ...]] = [(text,) for text in candidates if text in available]
     if is_matrix and "*" in name:
         reserved = {text for vector in VECTORS for text in (vector, vector[:-1])} | set(taken)
@@ -186,17 +193,32 @@ def _about(path: Path) -> Iterator[None]:
         raise InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy) from error
 
 
-def _find_parts(file: _Arrays | _Table, own: Mapping[str, Names], prefix: str) -> dict[str, tuple[str, ...]]:
+def _find_parts(file: _File, own: Mapping[str, Names], prefix: str) -> dict[str, tuple[str, ...]]:
     """Return the arrays or columns of every part; a part that takes all other columns comes last."""
     columns: dict[str, tuple[str, ...]] = {}
     for part in sorted(own, key=lambda part: own[part] == "*"):
         taken = {name for names in columns.values() for name in names}
-        with _about(file.path):
-            names = file.find(part, own[part], prefix, taken)
+        names = _find(file, part, own[part], prefix, taken)
         columns |= {part: names} if names else {}
-    if not columns.keys() & set(MATRICES) and (single := next((p for p in MATRICES if p in own), None)):
-        columns |= {single: (single,)} if file.is_single else {}
-    return columns
+    single = next((part for part in MATRICES if part in own), None)
+    return {single: (single,)} if file.is_single and single else columns
+
+
+def _find(file: _File, part: str, name: Names, prefix: str = "", taken: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names of the arrays or columns of a part; arrays have a prefix."""
+    prefix = "" if file.is_table else prefix
+    available = [text.removeprefix(prefix) for text in file.names if text.startswith(prefix)]
+    with _about(file.path):
+        return tuple(prefix + text for text in match_columns(part, name, available, taken, is_table=file.is_table))
+
+
+def _only(file: _File, part: str) -> tuple[str, ...]:
+    """Return the columns of a part in a file of its own that does not have it under its name."""
+    if file.is_table and part in MATRICES:
+        return match_columns(part, "*", file.names)
+    if not file.is_single and not (file.is_table and len(file.names) == 1):
+        raise InvalidInputError(str(file.path), f"has no {part}; it has {_listed(file.names)}")
+    return file.names or (part,)
 
 
 def _check(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,14 +257,12 @@ def _check_vector(values: NDArray[Any], part: str, n_samples: int) -> NDArray[An
 
 
 def _find_classes(
-    file: _Arrays | _Table,
-    given: Sequence[Any] | None,
-    columns: Sequence[str],
-    logits: Names,
-    prefix: str,
+    file: _File, given: Sequence[Any] | None, names: Sequence[str], prefix: str
 ) -> tuple[NDArray[Any] | None, bool]:
-    """Return the class of every column of the logits, if it is known, and whether an npz file stores it."""
-    names = class_names(columns, logits)
+    """Return the class of every column of the logits, if it is known, and whether an npz file stores it.
+
+    ``names`` are those that the columns of a table have.
+    """
     if given is not None:
         classes = np.array(list(given))
         typed = [str(label) for label in classes.tolist()]
@@ -275,86 +295,51 @@ def _match_labels(labels: NDArray[Any], classes: NDArray[Any], *, positions: boo
     return classes[labels], classes
 
 
-def _open(path: Path) -> _Arrays | _Table:
-    """Open a data file by its suffix, or a folder of outputs."""
+class _File(NamedTuple):
+    """The arrays of an npz file or a folder by name, the single array of an npy file, or the columns of a table."""
+
+    path: Path
+    names: tuple[str, ...]
+    read: Callable[[str, Sequence[str]], NDArray[Any]]
+    """Return the array of a part from the names of its array or columns."""
+    is_table: bool = False
+    is_single: bool = False
+
+
+def _open(path: Path) -> _File:
+    """Open a data file by its suffix, or a folder that ``kcal.extract(..., to=folder)`` wrote."""
+    suffix = path.suffix.lower()
     if path.is_dir():
-        return _Folder(path)
+        arrays = {name: array for name, array in vars(read_folder(path)).items() if array is not None}
+        return _File(path, tuple(arrays), lambda part, names: arrays[names[0]])  # they stay on disk
     if not path.exists():
         raise InvalidInputError(str(path), "does not exist")
-    suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise InvalidInputError(str(path), f"must end in {', '.join(SUFFIXES)} to be a data file")
-    return _Table(path) if suffix in TABLES else _Arrays(path)
+    if suffix in TABLES:
+        return _open_table(path)
+    is_single = suffix == ".npy"
+
+    def read(part: str, names: Sequence[str]) -> NDArray[Any]:
+        with _damage(path, names[0]):
+            return read_array(path, None if is_single else names[0])
+
+    with _damage(path, "it"):
+        return _File(path, () if is_single else array_names(path), read, is_single=is_single)
 
 
-class _Arrays:
-    """The arrays of an npz file by name, or the single array of an npy file."""
-
-    is_table = False
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.is_single = path.suffix.lower() == ".npy"
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        if self.is_single:
-            return ()
-        with self._reading("it"):
-            return array_names(self.path)
-
-    def find(self, part: str, name: Names, prefix: str, taken: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the name of the array of a part, if there is one."""
-        if not isinstance(name, str) or (self.is_single and name == part):
-            return ()
-        candidates = [f"{prefix}{text}" for text in ((name, name[:-1]) if name == part else (name,))]
-        found = next((text for text in candidates if text in self.names), None)
-        if found is None and name != part:
-            raise InvalidInputError(part, f"must name what is there, {_listed(self.names)}", got=repr(candidates[0]))
-        return () if found is None else (found,)
-
-    def only(self, part: str) -> tuple[str, ...]:
-        """Return the name by which the single array is read; raise if there are several."""
-        if not self.is_single:
-            raise InvalidInputError(str(self.path), f"has no {part}; it has {_listed(self.names)}")
-        return (part,)
-
-    def read(self, part: str, names: Sequence[str]) -> NDArray[Any]:
-        """Return an array after its header was checked."""
-        with self._reading(names[0]):
-            return read_array(self.path, None if self.is_single else names[0])
-
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        """Turn what numpy, zipfile and zlib raise on damaged files, which is almost anything, into one error."""
-        try:
-            yield
-        except KcalError as error:
-            raise FileFormatError(f"{self.path} cannot be read: {name} {error}") from error
-        except (PermissionError, IsADirectoryError):
-            raise
-        except Exception as error:
-            kind = self.path.suffix[1:]
-            raise FileFormatError(
-                f"{self.path} cannot be read: {name} is truncated, damaged or not in numpy's {kind} format."
-            ) from error
-
-
-class _Folder(_Arrays):
-    """The arrays of a folder that ``kcal.extract(..., to=folder)`` wrote; they stay on disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.is_single = path, False
-        self._arrays = {name: array for name, array in vars(read_folder(path)).items() if array is not None}
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._arrays)
-
-    def read(self, part: str, names: Sequence[str]) -> NDArray[Any]:
-        """Return an array."""
-        array: NDArray[Any] = self._arrays[names[0]]
-        return array
+@contextmanager
+def _damage(path: Path, name: str) -> Iterator[None]:
+    """Turn what numpy, zipfile and zlib raise on damaged files, which is almost anything, into one error."""
+    try:
+        yield
+    except KcalError as error:
+        raise FileFormatError(f"{path} cannot be read: {name} {error}") from error
+    except PermissionError:
+        raise
+    except Exception as error:
+        problem = f"is truncated, damaged or not in numpy's {path.suffix[1:]} format"
+        raise FileFormatError(f"{path} cannot be read: {name} {problem}.") from error
 
 
 def require_pyarrow() -> Any:
@@ -371,78 +356,63 @@ def require_pyarrow() -> Any:
     return pyarrow
 
 
-class _Table:
-    """The columns of a csv or parquet file."""
+def _open_table(path: Path) -> _File:
+    """Read a csv or parquet file."""
+    pyarrow, is_csv = require_pyarrow(), path.suffix.lower() == ".csv"
+    with path.open("rb") as file:  # the system's own error if it cannot be opened
+        try:
+            table = pyarrow.csv.read_csv(file) if is_csv else pyarrow.parquet.read_table(file)
+            names = [without_mark(name) if is_csv else name for name in table.column_names]
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            advice = " It needs commas, a header, UTF-8 and as many cells in every row." if is_csv else ""
+            raise FileFormatError(f"{path} cannot be read as {path.suffix[1:]}: {reason}.{advice}") from error
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated or not table.num_rows:
+        problem = f"has more than one column called {shorten(repeated)}" if repeated else "has no rows"
+        raise InvalidInputError(str(path), problem)
+    columns = dict(zip(names, table.columns, strict=True))
 
-    is_table, is_single = True, False
+    def read(part: str, names: Sequence[str]) -> NDArray[Any]:
+        with _about(path):
+            if part in MATRICES:
+                return _matrix({name: columns[name] for name in names})
+            return _vector(path, names[0], columns[names[0]])
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        pyarrow, is_csv = require_pyarrow(), path.suffix.lower() == ".csv"
-        with path.open("rb") as file:  # what cannot be opened is told as the system tells it
-            try:
-                table = pyarrow.csv.read_csv(file) if is_csv else pyarrow.parquet.read_table(file)
-                names = [without_mark(name) if is_csv else name for name in table.column_names]
-            except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-                advice = "It needs commas, a header, UTF-8 and as many cells in every row." if is_csv else ""
-                raise FileFormatError(
-                    f"{path} cannot be read as {path.suffix[1:]}: {reason}. {advice}".strip()
-                ) from error
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated or not table.num_rows:
-            problem = f"has more than one column called {shorten(repeated)}" if repeated else "has no rows"
-            raise InvalidInputError(str(path), problem)
-        self._table, self._has_marks = table.rename_columns(names), is_csv
-        self.names = tuple(name for name in names if name and not name.startswith("__index_level_"))  # of pandas
+    known = tuple(name for name in names if name and not name.startswith("__index_level_"))  # of pandas
+    return _File(path, known, read, is_table=True)
 
-    def find(self, part: str, name: Names, prefix: str, taken: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the columns of a part."""
-        return match_columns(part, name, self.names, taken)
 
-    def only(self, part: str) -> tuple[str, ...]:
-        """Return the columns of a part in a file of its own that does not have it under its name."""
-        if part in MATRICES:
-            return match_columns(part, "*", self.names)
-        if len(self.names) > 1:
-            raise InvalidInputError(str(self.path), f"has no {part}; it has {_listed(self.names)}")
-        return self.names
+def _matrix(columns: Mapping[str, Any]) -> NDArray[Any]:
+    """Return numeric columns side by side, or the lists of one column; float32 if all of them are at most that."""
+    (name, first), *others = columns.items()
+    if not others and "list" in str(first.type):
+        lists = first.combine_chunks()
+        lengths = require_pyarrow().compute.list_value_length(lists).unique().to_pylist()
+        if len(lengths) != 1 or None in lengths:
+            raise InvalidInputError(f"column {name!r}", "must have lists of one length in all rows")
+        arrays = {name: lists.flatten().to_numpy(zero_copy_only=False).reshape(len(lists), -1)}
+    else:
+        arrays = {name: column.to_numpy() for name, column in columns.items()}  # missing numbers become NaN
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            remedy = "Name the columns of numbers, such as 'e_*'."
+            raise InvalidInputError(f"column {name!r}", "must be numbers", got=repr(array.flat[0]), remedy=remedy)
+    is_narrow = all(array.dtype in (np.float16, np.float32) for array in arrays.values())
+    return np.column_stack(list(arrays.values())).astype(np.float32 if is_narrow else np.float64)
 
-    def read(self, part: str, names: Sequence[str]) -> NDArray[Any]:
-        """Return a matrix of numbers, or the values of one column."""
-        with _about(self.path):
-            return self._matrix(names) if part in MATRICES else self._vector(names[0])
 
-    def _matrix(self, names: Sequence[str]) -> NDArray[Any]:
-        """Return numeric columns side by side, or the lists of one column; float32 if all of them are at most that."""
-        pyarrow = require_pyarrow()
-        if len(names) == 1 and "list" in str(self._table.column(names[0]).type):
-            lists = self._table.column(names[0]).combine_chunks()
-            lengths = pyarrow.compute.list_value_length(lists).unique().to_pylist()
-            if len(lengths) != 1 or None in lengths:
-                raise InvalidInputError(f"column {names[0]!r}", "must have lists of one length in all rows")
-            columns = [lists.flatten().to_numpy(zero_copy_only=False)]
-        else:
-            columns = [self._table.column(name).to_numpy() for name in names]  # missing numbers become NaN
-        for name, column in zip(names, columns, strict=True):
-            if column.dtype.kind not in "biuf":
-                remedy = "Name the columns of numbers, such as 'e_*'."
-                raise InvalidInputError(f"column {name!r}", "must be numbers", got=f"{column[0]!r}", remedy=remedy)
-        is_narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
-        matrix = columns[0].reshape(self._table.num_rows, -1) if len(columns) == 1 else np.stack(columns, axis=1)
-        return matrix.astype(np.float32 if is_narrow else np.float64)
-
-    def _vector(self, name: str) -> NDArray[Any]:
-        """Return the values of a column: numbers, or text."""
-        values, types = self._table.column(name), require_pyarrow().types
-        if values.null_count:
-            row = int(np.flatnonzero(values.is_null().to_numpy())[0])
-            raise InvalidInputError(f"column {name!r}", "must have a value in every row", got=f"none in row {row}")
-        if types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
-        if types.is_binary(values.type):
-            raise FileFormatError(f"{self.path}: column {name!r} contains text that is not UTF-8.")
-        if types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type):
-            return np.asarray(values.to_numpy())
-        texts = [str(value) for value in values.to_pylist()]
-        return np.array([without_mark(text) for text in texts] if self._has_marks else texts)
+def _vector(path: Path, name: str, values: Any) -> NDArray[Any]:
+    """Return the values of a column: numbers, or text."""
+    types = require_pyarrow().types
+    if values.null_count:
+        row = int(np.flatnonzero(values.is_null().to_numpy())[0])
+        raise InvalidInputError(f"column {name!r}", "must have a value in every row", got=f"none in row {row}")
+    if types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if types.is_binary(values.type):
+        raise FileFormatError(f"{path}: column {name!r} contains text that is not UTF-8.")
+    if types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type):
+        return np.asarray(values.to_numpy())
+    texts = [str(value) for value in values.to_pylist()]
+    return np.array([without_mark(text) for text in texts] if path.suffix.lower() == ".csv" else texts)
