@@ -230,7 +230,8 @@ def fit_methods(
     check_options((any(train) and not learners, "--train has no effect: none of these methods learns from it."))
     takes = {"embeddings", "logits", "labels", "groups", "weights"}
     calibration = read(path, shared, takes, prefix=("", "calibration_"), needs=("labels",))
-    test = read(test_path, {**shared, **calibration.columns}, takes, prefix=("", "test_"), needs=("labels",))
+    columns = calibration.columns if path.suffix == test_path.suffix else {}  # the same for files of one kind
+    test = read(test_path, {**shared, **columns}, takes, prefix=("", "test_"), needs=("labels",))
     if test.classes is None:
         test = replace(test, classes=calibration.classes)
     training = {one.inputs: read_training(one, path, calibration, shared, *train) for one in learners}

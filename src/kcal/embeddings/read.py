@@ -361,7 +361,10 @@ def _open_table(path: Path) -> _File:
     pyarrow, is_csv = require_pyarrow(), path.suffix.lower() == ".csv"
     with path.open("rb") as file:  # the system's own error if it cannot be opened
         try:
-            table = pyarrow.csv.read_csv(file) if is_csv else pyarrow.parquet.read_table(file)
+            if is_csv:  # on this thread: a program that ends soon after would abort in those of pyarrow
+                table = pyarrow.csv.read_csv(file, read_options=pyarrow.csv.ReadOptions(use_threads=False))
+            else:
+                table = pyarrow.parquet.read_table(file, use_threads=False)
             names = [without_mark(name) if is_csv else name for name in table.column_names]
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
