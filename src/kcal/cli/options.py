@@ -169,7 +169,7 @@ MEASURING = {
     "no_intervals": Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")],
 }
 
-Served = Annotated[Path, _argument("MODEL", "A file of kcal fit or kcal export, or a folder of them.")]
+Served = Annotated[Path, _argument("MODEL", "A file of kcal fit or kcal.save, or a folder of them.")]
 Network = Annotated[
     File, _main("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)")
 ]
@@ -188,7 +188,4 @@ MaxBody = Annotated[float, _main("MB", "Size of a request; a quarter of it for J
 Recent = Annotated[
     int, _main("N", "Predictions that are remembered, for feedback and the page. (default: 10,000)", min=1, max=10**7)
 ]
-TokenAction = Annotated[str, _argument("ACTION", "create, list or revoke.")]
 TokenFile = Annotated[Path, _argument("FILE", "The token file.")]
-TokenName = Annotated[Text, _main("NAME", "Whose token it is.")]
-TokenScopes = Annotated[list[str] | None, _main("SCOPE", "predict, feedback, metrics or admin; repeatable.", "--scope")]

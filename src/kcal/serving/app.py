@@ -60,21 +60,14 @@ MAX_BODIES = 8
 """Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
 MAX_MESSAGE_LENGTH = 500
 GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
-SWAGGER = "https://cdn.jsdelivr.net"
-"""Where FastAPI's page of the documentation has its script from."""
-CSP = b"content-security-policy"
 SECURITY_HEADERS = (
-    (CSP, b"default-src 'none'; frame-ancestors 'none'"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-DOCS_POLICY = (
-    f"default-src 'none'; script-src 'unsafe-inline' {SWAGGER}; style-src 'unsafe-inline' {SWAGGER}; "
-    "img-src 'self' data: https://fastapi.tiangolo.com; connect-src 'self'; frame-ancestors 'none'"
-).encode()
 
 
 # Who may do what
@@ -363,7 +356,8 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
         await asyncio.gather(running, waiting)
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, redoc_url=None)
+    pages = {"docs_url": None, "redoc_url": None}  # theirs load scripts from other hosts; /openapi.json stays
+    app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, **pages)
     app.router.redirect_slashes = False
     app.state.service = service
     for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/1"):  # first: inference is asked for most
@@ -404,10 +398,9 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                policy = [(CSP, DOCS_POLICY)] if scope["path"] == "/docs" else []
-                given = [*message["headers"], *policy]
-                present = {name for name, _ in given}
-                message["headers"] = [*given, *(pair for pair in SECURITY_HEADERS if pair[0] not in present)]
+                present = {name for name, _ in message["headers"]}
+                added = [pair for pair in SECURITY_HEADERS if pair[0] not in present]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from kcal.calibrators import Calibrator
 from kcal.errors import FileFormatError, KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.metrics import ReliabilityBins, negative_log_likelihood, reliability
+from kcal.metrics.resampling import wilson_interval
 from kcal.monitoring import (
     CalibrationMonitor,
     DriftMonitor,
@@ -142,8 +142,9 @@ class Summary:
 
 
 def _share(hits: NDArray[np.bool_]) -> tuple[float, float, float]:
-    interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
-    return float(hits.mean()), float(interval.low), float(interval.high)
+    """Return the share of hits with Wilson's interval of 95 %."""
+    low, high = wilson_interval(hits.mean(), len(hits), 0.95)
+    return float(hits.mean()), float(low), float(high)
 
 
 class Record:
