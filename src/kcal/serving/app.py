@@ -348,12 +348,11 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(service.run())
-        waiting = asyncio.create_task(_report_failure(service, on_failure))
+        running = asyncio.create_task(service.run(on_failure))
         async with serve_grpc(service):
             yield
         service.stop()
-        await asyncio.gather(running, waiting)
+        await running
         await asyncio.to_thread(service.close)
 
     pages = {"docs_url": None, "redoc_url": None}  # theirs load scripts from other hosts; /openapi.json stays
@@ -370,13 +369,6 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_HOSTS, "[::1]"])
     service.metrics.registry.register(ModelCollector(service))
     return Guard(app, service)
-
-
-async def _report_failure(service: Service, on_failure: Callable[[str], None] | None) -> None:
-    while not service.is_loaded:
-        await asyncio.sleep(0.01)
-    if service.settings.path.is_file() and service.errors and on_failure is not None:
-        on_failure(next(iter(service.errors.values())))
 
 
 class Guard:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import threading
 import time
@@ -12,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from kcal.calibrators import Calibrator
-from kcal.errors import FileFormatError, KcalError, without_warnings
+from kcal.errors import KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.metrics import ReliabilityBins, negative_log_likelihood, reliability
 from kcal.metrics.resampling import wilson_interval
@@ -37,7 +37,6 @@ from kcal.serving.predictor import Arrays, Predictor
 logger = logging.getLogger("kcal.serving")
 Floats = NDArray[np.float64]
 
-FORMAT = 3
 ALPHA = 0.05
 TOLERANCE = 0.01
 """By how much probabilities may be off without an alarm: no calibrator is perfect."""
@@ -100,7 +99,9 @@ class Summary:
 
     time: float
     classes: NDArray[Any]
-    counts: tuple[int, int, int]  # predictions, labels, and inputs that their monitor has seen
+    n_predictions: int  # since the record began
+    n_labels: int  # since the record began
+    n_inputs: int  # that their monitor has seen
     recent: Floats  # (n, n_classes)
     evidence: Floats  # (m,), of the latest predictions that have it
     probs: Floats  # (n_labelled, n_classes), of the latest labelled predictions
@@ -110,21 +111,6 @@ class Summary:
     monitor: MonitorReport
     alarms: tuple[Alarm, ...]
     latest: tuple[Prediction, ...]
-
-    @property
-    def n_predictions(self) -> int:
-        """Predictions since the record began."""
-        return self.counts[0]
-
-    @property
-    def n_labels(self) -> int:
-        """Labelled predictions since the record began."""
-        return self.counts[1]
-
-    @property
-    def n_inputs(self) -> int:
-        """Inputs that their monitor has seen."""
-        return self.counts[2]
 
     @property
     def accuracy(self) -> tuple[float, float, float]:
@@ -145,6 +131,20 @@ def _share(hits: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Return the share of hits with Wilson's interval of 95 %."""
     low, high = wilson_interval(hits.mean(), len(hits), 0.95)
     return float(hits.mean()), float(low), float(high)
+
+
+class State(BaseModel):
+    """What is in the file of a record."""
+
+    format: Literal[3]
+    counts: tuple[int, int]  # predictions and labels
+    monitor: dict[str, Any]
+    inputs: dict[str, Any]
+    ids: list[str]  # of the labelled predictions
+    labels: list[tuple[int, str | None]]  # code and group
+    probs: bytes  # of float64, in base64
+    waiting: list[str]
+    before_reset: list[str]
 
 
 class Record:
@@ -299,7 +299,7 @@ class Record:
             alarms = (*_alarms(report, self.inputs.alarm_at), *_notices(frequencies, evidence))
         latest = tuple(recent[::-1][:N_LATEST])
         estimates = (performance, frequencies)
-        return Summary(time.time(), classes, counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
+        return Summary(time.time(), classes, *counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
 
     def _watch_labels(self) -> None:
         """Let the monitor see labels that it has not seen, oldest first; the next summary goes on with the others."""
@@ -343,8 +343,6 @@ class Record:
         for place, evidence in zip(unseen, np.asarray(calibrator.evidence(rows[unseen])).tolist(), strict=True):
             new[place].evidence = evidence
 
-    # Over a restart
-
     def save(self, predictor: Predictor) -> None:
         """Write counts, monitors and labelled predictions; a state before an erasure never replaces one after it."""
         if self.path is None:
@@ -354,44 +352,40 @@ class Record:
             with self._lock:
                 ones = list(self._labelled.values())
                 probs = _stack([one.probs for one in ones], len(self.classes))
-                state = {
-                    "format": FORMAT,
-                    "counts": [self.n_predictions, self.n_labels],
-                    "monitor": self._monitor.to_dict(),
-                    "inputs": self.inputs.to_dict(),
-                    "ids": list(self._labelled),
-                    "labels": [[one.code, one.group] for one in ones],
-                    "probs": base64.b64encode(probs.tobytes()).decode(),
-                    "waiting": [one.id for one in self._waiting],
-                    "before_reset": sorted(self._before_reset),
-                }
-            write_whole(self.path, json.dumps(state).encode())
+                state = State(
+                    format=3,
+                    counts=(self.n_predictions, self.n_labels),
+                    monitor=self._monitor.to_dict(),
+                    inputs=self.inputs.to_dict(),
+                    ids=list(self._labelled),
+                    labels=[(one.code, one.group) for one in ones],
+                    probs=base64.b64encode(probs.tobytes()),
+                    waiting=[str(one.id) for one in self._waiting],
+                    before_reset=sorted(self._before_reset),
+                )
+            write_whole(self.path, state.model_dump_json().encode())
 
     def restore(self, classes: NDArray[Any]) -> None:
         """Go on with the state in the file, if it is one of the same classes; otherwise begin anew."""
         if self.path is None or not self.path.exists():
             return
         try:
-            state = json.loads(self.path.read_bytes())
-            if state["format"] != FORMAT:
-                raise FileFormatError(f"must be of format {FORMAT}; got {state['format']!r}.")
-            monitor, inputs = CalibrationMonitor.from_dict(state["monitor"]), InputMonitor.from_dict(state["inputs"])
-            ids, labels = state["ids"][-self.capacity :], state["labels"][-self.capacity :]
-            probs = np.frombuffer(base64.b64decode(state["probs"], validate=True), dtype=np.float64)
-            probs = probs.reshape(len(state["ids"]), len(monitor.classes))[-self.capacity :]
-            if not (np.isfinite(probs).all() and all(0 <= code < probs.shape[1] for code, _ in labels)):
+            state = State.model_validate_json(self.path.read_bytes())
+            monitor, inputs = CalibrationMonitor.from_dict(state.monitor), InputMonitor.from_dict(state.inputs)
+            probs = np.frombuffer(base64.b64decode(state.probs, validate=True), dtype=np.float64)
+            probs = probs.reshape(len(state.ids), len(monitor.classes)).astype(np.float32)
+            if not (np.isfinite(probs).all() and all(0 <= code < probs.shape[1] for code, _ in state.labels)):
                 raise ValueError("probabilities or labels")
-            n_predictions, n_labels = map(int, state["counts"])
             if monitor.classes.tolist() == classes.tolist():
                 self._start(classes)
-                self._before_reset = set(state["before_reset"])
-                for name, row, (code, group) in zip(ids, probs.astype(np.float32), labels, strict=True):
-                    self._labelled[name] = Prediction(name, 0.0, row, code=code, group=group)
+                self._before_reset = set(state.before_reset)
+                rows = list(zip(state.ids, probs, state.labels, strict=True))[-self.capacity :]
+                self._labelled = {one: Prediction(one, 0.0, row, code=c, group=g) for one, row, (c, g) in rows}
                 self._monitor, self.inputs = monitor, inputs
-                self._waiting = [self._labelled[name] for name in state["waiting"] if name in self._labelled]
+                self._waiting = [self._labelled[name] for name in state.waiting if name in self._labelled]
                 self._groups = {one.name for one in monitor.report().groups}
-            self.n_predictions, self.n_labels = n_predictions, n_labels
-        except (KcalError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self.n_predictions, self.n_labels = state.counts
+        except (KcalError, OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be read (%s); the record of predictions begins anew", self.path.name, error)
 
 

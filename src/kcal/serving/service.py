@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -359,9 +359,14 @@ class Service:
         if not any(token.allows(scope) for scope in scopes):
             raise HTTPException(403, f"the token does not have the scope {scopes[0]}")
 
-    async def run(self) -> None:
-        """Load the models, and look for changed files until the service stops."""
+    async def run(self, on_failure: Callable[[str], None] | None = None) -> None:
+        """Load the models, and look for changed files until the service stops.
+
+        ``on_failure`` is called with the reason if the only model cannot be loaded.
+        """
         await asyncio.to_thread(self.refresh)
+        if self.settings.path.is_file() and self.errors and on_failure is not None:
+            on_failure(next(iter(self.errors.values())))
         while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(self.settings.reload_seconds):
