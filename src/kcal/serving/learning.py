@@ -101,12 +101,12 @@ class Learner:
         Whether the store holds the whole calibration set: samples that it does not have are forgotten.
     record : Record
         Of the predictions.
-    show : callable
+    use : callable
         Called with a predictor that answers from now on.
     """
 
-    def __init__(self, path: Path, is_complete: bool, record: Record, show: Callable[[Predictor], None]) -> None:
-        self.store, self.is_complete, self.record, self._show = CalibrationStore(path), is_complete, record, show
+    def __init__(self, path: Path, is_complete: bool, record: Record, use: Callable[[Predictor], None]) -> None:
+        self.store, self.is_complete, self.record, self._use = CalibrationStore(path), is_complete, record, use
         self.counts = {"stored": 0, "corrected": 0, "erased": 0, "absent": 0}
         self.error = ""
         """Why predictions do not follow the store, now or in general; empty if they do."""
@@ -238,14 +238,14 @@ class Learner:
         with self._lock, without_warnings(), threads_for(0):  # operations are small: threads would wait for each other
             if self._sync is None:
                 if force:
-                    self._show(self.predictor)
+                    self._use(self.predictor)
             elif self._sync.update(search=False) or force:
-                self._show_present()
+                self._use_present()
 
-    def _show_present(self) -> None:
+    def _use_present(self) -> None:
         present = self._calibrator.snapshot(search=False)
         self.predictor = Predictor(present, self.predictor.network)
-        self._show(self.predictor)
+        self._use(self.predictor)
 
     def _search(self) -> None:
         """Search on a copy, which then takes the place of the calibrator: neither predictions nor erasures wait."""

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -26,12 +26,12 @@ from kcal.monitoring import (
     CalibrationMonitor,
     DriftMonitor,
     MonitorReport,
+    Part,
     PerformanceEstimate,
     PriorEstimate,
     estimate_performance,
     estimate_prior,
 )
-from kcal.report.html import percent
 from kcal.serving.predictor import Arrays, Predictor
 
 logger = logging.getLogger("kcal.serving")
@@ -44,7 +44,7 @@ LOW_EVIDENCE = 0.05
 MAX_GROUPS = 200
 """Groups that are watched one by one, those that come first; all later ones are watched as one."""
 OTHER_GROUPS = "other groups"
-MAX_WATCHED = 256
+MAX_INPUTS = 256
 """Inputs of the latest predictions that a summary lets the monitor see, at most."""
 PERIOD = 5_000
 """Inputs after which the monitor begins again with the calibration set: its memory is bounded."""
@@ -68,7 +68,7 @@ class Prediction:
     evidence: float | None = None
     code: int = -1  # column of the label
     group: str | None = None
-    is_watched: bool = False  # by the monitor of inputs
+    is_monitored: bool = False  # by the monitor of inputs
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,14 @@ class Alarm:
         latest predictions alone.
     after : int or None
         Labels, or inputs, after which it was raised.
+    part : Part or None
+        What a monitor of labels found: of all predictions, a class or a group.
     """
 
     kind: str
     severity: str
-    message: str
-    remedy: str
     after: int | None = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +167,7 @@ class Record:
         self.n_predictions = self.n_labels = 0
         self.inputs = InputMonitor()
         self._lock = threading.RLock()  # of the predictions; held for moments
-        self._watching = threading.RLock()  # of the monitors; taken first if both are
+        self._monitor_lock = threading.RLock()  # of the monitors; taken first if both are
         self._start(np.empty(0))
 
     def _start(self, classes: NDArray[Any]) -> None:
@@ -273,16 +274,16 @@ class Record:
             self._restart_monitor()
             self.inputs = InputMonitor()
             for one in self._recent:
-                one.is_watched = True
+                one.is_monitored = True
 
     def summary(self, predictor: Predictor) -> Summary:
         """Let the monitors see what is new, and return what the record says now."""
-        with self._watching, without_warnings():
+        with self._monitor_lock, without_warnings():
             with self._lock:
                 if not len(self.classes):
                     self._start(predictor.classes)
-            self._watch_labels()
-            self._watch_inputs(predictor.calibrator)
+            self._monitor_labels()
+            self._monitor_inputs(predictor.calibrator)
             with self._lock:
                 classes = self.classes
                 size = max(MAX_NUMBERS // len(classes), 1)
@@ -301,35 +302,35 @@ class Record:
         estimates = (performance, frequencies)
         return Summary(time.time(), classes, *counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
 
-    def _watch_labels(self) -> None:
+    def _monitor_labels(self) -> None:
         """Let the monitor see labels that it has not seen, oldest first; the next summary goes on with the others."""
         with self._lock:
             size = max(MAX_NUMBERS // len(self.classes) // 4, 1)
             rows, self._waiting = self._waiting[:size], self._waiting[size:]
-            monitor, watched = self._monitor, self._groups  # others take their place after a correction
+            monitor, named = self._monitor, self._groups  # others take their place after a correction
             probs = _stack([one.probs for one in rows], len(self.classes))
             labels = self.classes[[one.code for one in rows]]
             groups = [one.group for one in rows]
         for group in groups:
-            if group is not None and len(watched) < MAX_GROUPS:
-                watched.add(group)
+            if group is not None and len(named) < MAX_GROUPS:
+                named.add(group)
         has_group = np.array([group is not None for group in groups], dtype=np.bool_)
         if has_group.any():
-            names = [group if group in watched else OTHER_GROUPS for group in groups if group is not None]
+            names = [group if group in named else OTHER_GROUPS for group in groups if group is not None]
             monitor.update(probs[has_group], labels[has_group], names)
         if not has_group.all():
             monitor.update(probs[~has_group], labels[~has_group])
 
-    def _watch_inputs(self, calibrator: Any) -> None:
+    def _monitor_inputs(self, calibrator: Any) -> None:
         """Let the monitor see inputs that came since the last summary, but for those that the calibrator has learned.
 
         A learned row is part of the calibration set, and would look too close to it.
         """
         name = "logits" if calibrator.inputs == "logits" else "embeddings"
         with self._lock:
-            new = [one for one in list(self._recent)[-MAX_WATCHED:] if not one.is_watched]
+            new = [one for one in list(self._recent)[-MAX_INPUTS:] if not one.is_monitored]
             for one in self._recent:
-                one.is_watched = True
+                one.is_monitored = True
             new = [one for one in new if name in one.rows and len(one.rows[name]) == calibrator.n_features_in_]
             rows = np.array([one.rows[name] for one in new])
         if not calibrator.has_evidence or not new:
@@ -347,7 +348,7 @@ class Record:
         """Write counts, monitors and labelled predictions; a state before an erasure never replaces one after it."""
         if self.path is None:
             return
-        with self._watching:
+        with self._monitor_lock:
             self.summary(predictor)
             with self._lock:
                 ones = list(self._labelled.values())
@@ -372,8 +373,8 @@ class Record:
         try:
             state = State.model_validate_json(self.path.read_bytes())
             monitor, inputs = CalibrationMonitor.from_dict(state.monitor), InputMonitor.from_dict(state.inputs)
-            probs = np.frombuffer(base64.b64decode(state.probs, validate=True), dtype=np.float64)
-            probs = probs.reshape(len(state.ids), len(monitor.classes)).astype(np.float32)
+            numbers = np.frombuffer(base64.b64decode(state.probs, validate=True), dtype=np.float64)
+            probs = numbers.reshape(len(state.ids), len(monitor.classes)).astype(np.float32)
             if not (np.isfinite(probs).all() and all(0 <= code < probs.shape[1] for code, _ in state.labels)):
                 raise ValueError("probabilities or labels")
             if monitor.classes.tolist() == classes.tolist():
@@ -441,30 +442,15 @@ def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArra
     return estimate if estimate.converged and estimate.information * n >= 10 else None
 
 
-def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterable[Alarm]:
-    remedies = {
-        "calibration": "Add labelled predictions to the calibration set, or fit the calibrator again.",
-        "class": "Label more samples of this class.",
-        "group": "Find out what is different there.",
-    }
-    parts = [("calibration", [report.overall]), ("class", report.classes), ("group", report.groups)]
-    for kind, part in ((kind, part) for kind, listed in parts for part in listed if part.alarm):
-        words = ("predicted in", "observed in") if kind == "class" else ("mean confidence", "accuracy")
-        name = "All predictions" if kind == "calibration" else f"{kind.capitalize()} {part.name}"
-        message = f"{name}: {words[0]} {percent(part.predicted, 1)}, {words[1]} {percent(part.observed, 1)}."
-        yield Alarm(kind, "alarm", message, remedies[kind], part.alarm_at)
+def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterator[Alarm]:
+    for kind, parts in (("calibration", [report.overall]), ("class", report.classes), ("group", report.groups)):
+        yield from (Alarm(kind, "alarm", part.alarm_at, part) for part in parts if part.alarm)
     if inputs_at is not None:
-        remedy = "Check the source of the data, and label some of the latest predictions."
-        yield Alarm("inputs", "alarm", "The inputs are no longer like the calibration set.", remedy, inputs_at)
+        yield Alarm("inputs", "alarm", inputs_at)
 
 
-def _notices(frequencies: PriorEstimate | None, evidence: Floats) -> Iterable[Alarm]:
+def _notices(frequencies: PriorEstimate | None, evidence: Floats) -> Iterator[Alarm]:
     if frequencies is not None and frequencies.p_value < 1e-4:  # small, because the dashboard is looked at often
-        message = "Class frequencies are not those that the probabilities assume."
-        remedy = "If only the frequencies have changed, use with_prior with the estimated ones."
-        yield Alarm("frequencies", "notice", message, remedy)
-    if len(evidence):
-        share, low, _ = _share(evidence < LOW_EVIDENCE)
-        if low > 2 * LOW_EVIDENCE:
-            message = f"{percent(share, 1)} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
-            yield Alarm("evidence", "notice", message, "About 5 % are expected. Do not trust these: label them.")
+        yield Alarm("frequencies", "notice")
+    if len(evidence) and _share(evidence < LOW_EVIDENCE)[1] > 2 * LOW_EVIDENCE:
+        yield Alarm("evidence", "notice")
