@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import tritonclient.http as triton
 
-from kcal.serving.app import address_of, make_app, make_server
+from kcal.serving.app import Server, make_app
 from kcal.serving.service import Service, Settings
 
 PATIENCE = 60.0
@@ -41,13 +41,12 @@ class Running:
 @contextmanager
 def running(path: Path, **options: Any) -> Iterator[Running]:
     """Run a server in a thread until the block ends."""
-    server = make_server(Settings(path, **{**options, "port": 0}))
+    server = Server(Settings(path, **{**options, "port": 0}))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        service = server.config.app.service
-        wait_until(lambda: server.started and service.is_ready)
-        yield Running(address_of(server), service)
+        wait_until(lambda: server.started and server.service.is_ready)
+        yield Running(server.address, server.service)
     finally:
         server.should_exit = True
         thread.join()

@@ -132,13 +132,3 @@ def test_the_folder_of_the_token_file_is_mounted_so_that_a_revoked_token_ends_at
 
 def test_the_compose_example_builds_the_container_file(compose):
     assert (DEPLOY / compose["build"]["context"] / compose["build"]["dockerfile"]).resolve() == DEPLOY / "Containerfile"
-
-
-@pytest.mark.parametrize("text", ["deploy/Containerfile", "deploy/compose.yaml"])
-def test_the_commands_at_the_head_of_the_files_are_those_of_the_documentation(text):
-    documented = (
-        (DEPLOY.parent / "docs" / "serving.md").read_text(encoding="utf-8").replace("fashion.kcal", "model.kcal")
-    )
-    commands = re.findall(r"^#   (.*)$", (DEPLOY.parent / text).read_text(encoding="utf-8"), re.M)
-    assert commands
-    assert [command for command in commands if f"\n{command}\n" not in documented] == []

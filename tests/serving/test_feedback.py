@@ -287,7 +287,7 @@ def test_alarms_name_groups_and_stay_until_the_monitors_are_reset(path, problem,
             await give(client, given)
             page = (await client.get("/")).text
             assert "monitors/reset" in page
-            assert "Group ward 2" in page
+            assert "Group <bdi>ward 2</bdi>: mean confidence" in page
             assert alarms_in((await client.get("/metrics")).text) > 0
             answer = await client.post("/v2/models/animals/monitors/reset")
             assert (answer.status_code, answer.json()["model_name"]) == (200, "animals")

@@ -122,7 +122,7 @@ def test_documentation_lists_every_endpoint(client):
         assert path in schema["paths"]
     content = schema["paths"]["/v2/models/{name}/infer"]["post"]["requestBody"]["content"]
     assert {"inputs", "outputs"} <= content["application/json"]["schema"]["properties"].keys()
-    assert client.get("/docs").status_code == 200
+    assert client.get("/docs").status_code == 404  # its page would load a script from another host
 
 
 def test_every_response_has_headers_that_protect_a_browser(client):

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from kcal.metrics.binning import Cuts, SortedEvent, sort_event
 from kcal.metrics.predictions import Binning, Event, Floats, Predictions, blocks
@@ -219,7 +219,7 @@ def chance_margin(gaps: Gaps, resampling: Resampling) -> float:
     variance = float((gaps.shares**2 * variances / np.maximum(gaps.counts, 1.0)).sum())
     if gaps.group_gaps is not None:
         variance += resampling.few_groups_factor**2 * float((gaps.group_gaps.sum(axis=0) ** 2).sum())
-    return float(norm.ppf(tails((1 + resampling.confidence) / 2)[1]) * np.sqrt(variance))
+    return float(ndtri(tails((1 + resampling.confidence) / 2)[1]) * np.sqrt(variance))
 
 
 def shared_gaps(gaps: Gaps) -> Array:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from kcal.errors import InvalidInputError
 from kcal.metrics.predictions import Predictions, blocks
@@ -62,7 +62,7 @@ class Resampling:
         if n_groups < 2:
             return 1.0
         tail = tails(self.confidence)[1]
-        return float(t.ppf(tail, n_groups - 1) / norm.ppf(tail) * math.sqrt(n_groups / (n_groups - 1)))
+        return float(stdtrit(n_groups - 1, tail) / ndtri(tail) * math.sqrt(n_groups / (n_groups - 1)))
 
     def percentile_interval(self, values: Array) -> Interval:
         """Return the interval between quantiles of resampled values, widened if there are few groups."""
@@ -90,7 +90,7 @@ def wilson_interval(frequency: ArrayLike, count: ArrayLike, confidence: float) -
 
     where z is the (1 + confidence)/2 quantile of the normal distribution; nan where n is 0.
     """
-    z = float(norm.ppf((1 + confidence) / 2))
+    z = float(ndtri((1 + confidence) / 2))
     n = np.asarray(count, dtype=np.float64)
     n = np.where(n > 0, n, np.nan)
     f = np.clip(np.asarray(frequency, dtype=np.float64), 0.0, 1.0)

@@ -36,6 +36,7 @@ from kcal.serving.learning import FeedbackRecords
 from kcal.serving.protocol import (
     HEADER_LENGTH,
     InferenceRequest,
+    PrintableName,
     bad_request,
     busy,
     describe,
@@ -60,21 +61,14 @@ MAX_BODIES = 8
 """Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
 MAX_MESSAGE_LENGTH = 500
 GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
-SWAGGER = "https://cdn.jsdelivr.net"
-"""Where FastAPI's page of the documentation has its script from."""
-CSP = b"content-security-policy"
 SECURITY_HEADERS = (
-    (CSP, b"default-src 'none'; frame-ancestors 'none'"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 )
-DOCS_POLICY = (
-    f"default-src 'none'; script-src 'unsafe-inline' {SWAGGER}; style-src 'unsafe-inline' {SWAGGER}; "
-    "img-src 'self' data: https://fastapi.tiangolo.com; connect-src 'self'; frame-ancestors 'none'"
-).encode()
 
 
 # Who may do what
@@ -117,7 +111,7 @@ class PredictRequest(BaseModel):
     __pydantic_extra__: dict[str, list[Any]]
 
     model: str | None = None
-    ids: list[str] | None = None
+    ids: list[PrintableName] | None = None
     evidence: bool | None = None
     explain: bool = False
     explanation_samples: Annotated[int, Field(ge=1, le=100)] = 5
@@ -293,45 +287,55 @@ def dashboard(
     return HTMLResponse(text, headers={"Content-Security-Policy": style_policy(text)})
 
 
+MODEL_METRICS: dict[str, tuple[Any, ...]] = {
+    "load_failed": (GaugeMetricFamily, "1 if the latest file of a model was not loaded"),
+    "queue_requests": (GaugeMetricFamily, "Requests that wait for their batch"),
+    "estimated_accuracy": (GaugeMetricFamily, "Accuracy estimated without labels"),
+    "measured_accuracy": (GaugeMetricFamily, "Accuracy on the latest labels"),
+    "measured_log_loss": (GaugeMetricFamily, "Log-loss on the latest labels"),
+    "alarms": (GaugeMetricFamily, "Alarms and notices", "severity", "kind"),
+    "labels": (CounterMetricFamily, "Predictions that got a label"),
+    "feedback": (CounterMetricFamily, "Records of feedback", "status"),
+}
+"""Type, text and further labels of the metrics of a model that are computed when they are asked for."""
+
+
+def _measure(model: ServedModel) -> Iterator[tuple[Any, ...]]:
+    """Yield names, values and labels of the metrics of a model."""
+    summary = model.summary()
+    yield "queue_requests", len(model.batcher.waiting)
+    yield "labels", summary.n_labels
+    if summary.performance is not None:
+        yield "estimated_accuracy", summary.performance.accuracy.value
+    if len(summary.codes):
+        yield "measured_accuracy", summary.accuracy[0]
+        yield "measured_log_loss", summary.log_loss
+    yield "alarms", sum(alarm.severity == "alarm" for alarm in summary.alarms), "alarm", "any"
+    for key, count in Counter((alarm.severity, alarm.kind) for alarm in summary.alarms).items():
+        yield "alarms", count, *key
+    for status, count in (model.learner.counts if model.learner else {}).items():
+        yield "feedback", count, status
+
+
 class ModelCollector(Collector):
-    """The metrics of models that are computed when they are asked for: alarms, estimates and feedback."""
+    """The metrics of all models: alarms, estimates and feedback."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
 
     def collect(self) -> Iterator[Any]:
         """Yield the families of metrics."""
-        yield GaugeMetricFamily("kcal_ready", "1 if every model is served", value=float(self.service.is_ready))
-        gauges = {
-            name: GaugeMetricFamily(f"kcal_{name}", text, labels=["model"])
-            for name, text in {
-                "load_failed": "1 if the latest file of a model was not loaded",
-                "queue_requests": "Requests that wait for their batch",
-                "estimated_accuracy": "Accuracy estimated without labels",
-                "measured_accuracy": "Accuracy on the latest labels",
-                "measured_log_loss": "Log-loss on the latest labels",
-            }.items()
+        families = {
+            name: kind(f"kcal_{name}", text, labels=["model", *labels])
+            for name, (kind, text, *labels) in MODEL_METRICS.items()
         }
-        alarms = GaugeMetricFamily("kcal_alarms", "Alarms and notices", labels=["model", "severity", "kind"])
-        labels = CounterMetricFamily("kcal_labels", "Predictions that got a label", labels=["model"])
-        given = CounterMetricFamily("kcal_feedback", "Records of feedback", labels=["model", "status"])
         for name in self.service.errors:
-            gauges["load_failed"].add_metric([name], 1.0)
+            families["load_failed"].add_metric([name], 1.0)
         for name, model in list(self.service.models.items()):
-            summary = model.summary()
-            gauges["queue_requests"].add_metric([name], len(model.batcher.waiting))
-            labels.add_metric([name], summary.n_labels)
-            if summary.performance is not None:
-                gauges["estimated_accuracy"].add_metric([name], summary.performance.accuracy.value)
-            if len(summary.codes):
-                gauges["measured_accuracy"].add_metric([name], summary.accuracy[0])
-                gauges["measured_log_loss"].add_metric([name], summary.log_loss)
-            alarms.add_metric([name, "alarm", "any"], sum(alarm.severity == "alarm" for alarm in summary.alarms))
-            for key, count in Counter((alarm.severity, alarm.kind) for alarm in summary.alarms).items():
-                alarms.add_metric([name, *key], count)
-            for status, count in (model.learner.counts if model.learner else {}).items():
-                given.add_metric([name, status], count)
-        yield from (*gauges.values(), alarms, labels, given)
+            for metric, value, *labels in _measure(model):
+                families[metric].add_metric([name, *labels], value)
+        yield GaugeMetricFamily("kcal_ready", "1 if every model is served", value=float(self.service.is_ready))
+        yield from families.values()
 
     def describe(self) -> list[Any]:
         """Return nothing: the names are known when there are models."""
@@ -355,15 +359,15 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(service.run())
-        waiting = asyncio.create_task(_report_failure(service, on_failure))
+        running = asyncio.create_task(service.run(on_failure))
         async with serve_grpc(service):
             yield
         service.stop()
-        await asyncio.gather(running, waiting)
+        await running
         await asyncio.to_thread(service.close)
 
-    app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, redoc_url=None)
+    # the pages of FastAPI load scripts from other hosts; /openapi.json stays
+    app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.service = service
     for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/1"):  # first: inference is asked for most
@@ -376,13 +380,6 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_HOSTS, "[::1]"])
     service.metrics.registry.register(ModelCollector(service))
     return Guard(app, service)
-
-
-async def _report_failure(service: Service, on_failure: Callable[[str], None] | None) -> None:
-    while not service.is_loaded:
-        await asyncio.sleep(0.01)
-    if service.settings.path.is_file() and service.errors and on_failure is not None:
-        on_failure(next(iter(service.errors.values())))
 
 
 class Guard:
@@ -404,10 +401,9 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                policy = [(CSP, DOCS_POLICY)] if scope["path"] == "/docs" else []
-                given = [*message["headers"], *policy]
-                present = {name for name, _ in given}
-                message["headers"] = [*given, *(pair for pair in SECURITY_HEADERS if pair[0] not in present)]
+                present = {name for name, _ in message["headers"]}
+                added = [pair for pair in SECURITY_HEADERS if pair[0] not in present]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:
@@ -467,60 +463,66 @@ class Body:
 # The server
 
 
-def make_server(settings: Settings, on_started: Callable[[str], None] | None = None) -> Any:
-    """Return a uvicorn server; ``run()`` serves until a signal, and its ``failure`` says why it stopped by itself.
+class Server(uvicorn.Server):
+    """A server that reports its address, stops if its only model cannot be loaded, and ends with exit code 0.
 
-    ``on_started`` is called with the address when the server listens.
+    Parameters
+    ----------
+    settings : Settings
+        What is served, and how.
+    on_started : callable, optional
+        Called with the address when the server listens.
+
+    Attributes
+    ----------
+    service : Service
+        What answers.
+    failure : str or None
+        Why the server stopped by itself.
     """
-    service = Service(settings)
 
-    class Server(uvicorn.Server):
-        """A server that reports its address, stops if its only model cannot be loaded, and ends with exit code 0."""
+    def __init__(self, settings: Settings, on_started: Callable[[str], None] | None = None) -> None:
+        self.service, self._on_started = Service(settings), on_started
+        self.failure: str | None = None
+        config = uvicorn.Config(
+            make_app(self.service, self._fail),
+            host=settings.host,
+            port=settings.port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            lifespan="on",
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            ws="none",
+        )
+        super().__init__(config)
 
-        failure: str | None = None
+    @property
+    def address(self) -> str:
+        """Where the server listens."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-        async def startup(self, sockets: Any = None) -> None:
-            """Begin to listen."""
-            await super().startup(sockets=sockets)
-            if self.started and on_started is not None:
-                on_started(address_of(self))
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets=sockets)
+        if self.started and self._on_started is not None:
+            self._on_started(self.address)
 
-        def handle_exit(self, sig: int, frame: Any) -> None:
-            """Stop at a signal; uvicorn's own would end the process by the signal after the last answer."""
-            self.force_exit, self.should_exit = self.should_exit, True
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Stop at a signal; uvicorn's own would end the process by the signal after the last answer."""
+        self.force_exit, self.should_exit = self.should_exit, True
 
-        def fail(self, message: str) -> None:
-            """Stop, because there is nothing to serve."""
-            self.failure, self.should_exit = message, True
-
-    app = make_app(service, lambda message: server.fail(message))
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        lifespan="on",
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        ws="none",
-    )
-    server = Server(config)
-    return server
-
-
-def address_of(server: Any) -> str:
-    """Return the address at which a server listens."""
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    def _fail(self, message: str) -> None:
+        self.failure, self.should_exit = message, True
 
 
 def serve(settings: Settings, on_started: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns."""
     logging.getLogger("kcal.serving").setLevel(logging.INFO)
-    server = make_server(settings, on_started)
+    server = Server(settings, on_started)
     with closing(listen(settings.host, settings.port)) as listener:
         server.run(sockets=[listener])
     if server.failure is not None:

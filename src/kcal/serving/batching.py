@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from kcal.serving.protocol import busy
 
 
-class Job(Protocol):
-    """Rows of one request; only jobs of the same key are run together."""
-
-    @property
-    def n_rows(self) -> int: ...  # noqa: D102
-
-    @property
-    def key(self) -> Hashable: ...  # noqa: D102
-
-
 class Batcher:
     """Collects jobs into batches and runs one batch at a time in a thread.
+
+    A job has ``n_rows`` and a ``key``; only jobs of the same key are run together.
 
     Parameters
     ----------
@@ -45,7 +37,7 @@ class Batcher:
         self._is_full = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def submit(self, job: Job) -> Any:
+    async def submit(self, job: Any) -> Any:
         """Return the result of a job, or raise its exception."""
         if len(self.waiting) >= self.max_queue:
             raise busy(f"{len(self.waiting)} requests are waiting already; try again later")

@@ -10,19 +10,16 @@ from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from fastapi import HTTPException
-from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.serving.protocol import (
-    TYPES,
     InferenceRequest,
     bad_request,
     datatype_of,
-    from_binary,
     parse,
     read_ids,
+    read_tensors,
     to_binary,
 )
 from kcal.serving.service import ANY_SCOPE, Service
@@ -89,32 +86,30 @@ class Methods:
 
     async def ModelInfer(self, request: Any) -> dict[str, Any]:  # noqa: N802, D102
         model = self.service.get(request.model_name)
-        content = parse(
-            InferenceRequest,
-            {
-                "id": request.id,
-                "inputs": [
-                    {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in request.inputs
-                ],
-                "outputs": [{"name": one.name, "parameters": _parameters(one)} for one in request.outputs],
-                "parameters": _parameters(request),
-            },
-            self.service.settings.max_json,
-        )
-        arrays = _read_tensors(request, content)
+        raw = request.raw_input_contents
+        if raw and len(raw) != len(request.inputs):
+            raise bad_request(f"raw_input_contents must have {len(request.inputs)} entries; got {len(raw)}")
+        inputs = [
+            {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
+            | ({"parameters": {"binary_data_size": len(raw[place])}} if raw else {"data": _typed_contents(one)})
+            for place, one in enumerate(request.inputs)
+        ]
+        outputs = [{"name": one.name, "parameters": _parameters(one)} for one in request.outputs]
+        fields = {"id": request.id, "inputs": inputs, "outputs": outputs, "parameters": _parameters(request)}
+        content = parse(InferenceRequest, fields, self.service.settings.max_json)
+        arrays = read_tensors(content.inputs, memoryview(b"".join(raw)))
         ids = read_ids(arrays)
         names = [name for name, _ in content.wanted(model.predictor.default_outputs)]
         answer = await model.predict(arrays, names, ids=ids, n_samples=content.parameters.explanation_samples)
-        outputs = {name: answer.output(name) for name in names}
+        values = {name: answer.output(name) for name in names}
         return {
             "model_name": model.name,
             "model_version": "1",
             "id": request.id,
             "outputs": [
-                {"name": name, "datatype": datatype_of(values), "shape": values.shape}
-                for name, values in outputs.items()
+                {"name": name, "datatype": datatype_of(array), "shape": array.shape} for name, array in values.items()
             ],
-            "raw_output_contents": [to_binary(values) for values in outputs.values()],
+            "raw_output_contents": [to_binary(array) for array in values.values()],
         }
 
 
@@ -127,29 +122,15 @@ def _parameters(message: Any) -> dict[str, Any]:
     return {pair.key: value for pair in message.parameters for _, value in pair.value.ListFields()}
 
 
-def _read_tensors(request: Any, content: InferenceRequest) -> dict[str, NDArray[Any]]:
-    """Return the arrays of inputs: from raw contents in their order, or from the typed contents of each input."""
-    raw, arrays = request.raw_input_contents, {}
-    if raw and len(raw) != len(content.inputs):
-        raise bad_request(f"raw_input_contents must have {len(content.inputs)} entries; got {len(raw)}")
-    for place, (one, given) in enumerate(zip(content.inputs, request.inputs, strict=True)):
-        binary = memoryview(raw[place]) if raw else memoryview(_typed_contents(one.datatype, given.contents))
-        arrays[one.name] = from_binary(one.name, one.datatype, one.shape, binary)
-    return arrays
-
-
-def _typed_contents(datatype: str, contents: Any) -> bytes:
-    """Return typed contents as binary data; small integers come as those of 32 bits."""
-    if datatype == "BYTES":
-        texts = contents.bytes_contents
-        return b"".join(part for text in texts for part in (len(text).to_bytes(4, "little"), text))
-    names = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "FP64": "fp64"}
-    name = names.get(datatype, "uint" if datatype.startswith("U") else "int")
-    values = np.array(getattr(contents, f"{name}_contents"))
-    array = values.astype(TYPES[datatype])
-    if not np.array_equal(array, values):
-        raise bad_request(f"contents must lie in the range of {datatype}")
-    return array.tobytes()
+def _typed_contents(given: Any) -> list[Any]:
+    """Return the elements of an input that come in the field of their type."""
+    elements = [list(values) for _, values in given.contents.ListFields()]
+    if len(elements) != 1:
+        raise bad_request(f"input {given.name!r} must have contents of one type")
+    try:
+        return [one.decode() if isinstance(one, bytes) else one for one in elements[0]]
+    except UnicodeDecodeError:
+        raise bad_request(f"input {given.name!r} must be UTF-8 text") from None
 
 
 def _handler(service: Service, name: str, method: Callable[[Any], Any]) -> Any:

@@ -101,12 +101,12 @@ class Learner:
         Whether the store holds the whole calibration set: samples that it does not have are forgotten.
     record : Record
         Of the predictions.
-    show : callable
+    use : callable
         Called with a predictor that answers from now on.
     """
 
-    def __init__(self, path: Path, is_complete: bool, record: Record, show: Callable[[Predictor], None]) -> None:
-        self.store, self.is_complete, self.record, self._show = CalibrationStore(path), is_complete, record, show
+    def __init__(self, path: Path, is_complete: bool, record: Record, use: Callable[[Predictor], None]) -> None:
+        self.store, self.is_complete, self.record, self._use = CalibrationStore(path), is_complete, record, use
         self.counts = {"stored": 0, "corrected": 0, "erased": 0, "absent": 0}
         self.error = ""
         """Why predictions do not follow the store, now or in general; empty if they do."""
@@ -163,12 +163,12 @@ class Learner:
         with self._lock:
             predictor = self.predictor
         classes = predictor.classes.tolist()
-        changes = [_Change(one.id, one.given_label(classes), one.rows(predictor), one.group) for one in records]
+        changes = [(one, one.given_label(classes), one.rows(predictor)) for one in records]
         try:
             with self.store.transaction():
                 if self.store.version != self._version_of(predictor):
                     raise busy("the network is being replaced; try again")
-                done = self._write(changes, predictor)
+                done = [self._write(*change, predictor) for change in changes]
         except KcalError as error:
             if isinstance(error, TimeoutError):
                 raise busy("the calibration store is busy; try again later") from error
@@ -176,70 +176,48 @@ class Learner:
                 raise HTTPException(409, f"the calibration store refuses the feedback: {error}") from error
             logger.error("feedback was not written: %s", error)
             raise busy("the calibration store cannot be written", 5) from error
-        for change, status in zip(changes, done, strict=True):
+        for (one, label, _), status in zip(changes, done, strict=True):
             self.counts[status] += 1
-            if change.label is not None:
-                self.record.label(change.id, change.label, change.group)
-        if erased := [change.id for change in changes if change.label is None]:
+            if label is not None:
+                self.record.label(one.id, label, one.group)
+        if erased := [one.id for one in records if one.erase]:
             self._complete_erasure(erased, is_stored="erased" in done)
         self._wake.set()
         return done
 
-    def _write(self, changes: Sequence[_Change], predictor: Predictor) -> list[str]:
-        """Write changes in their order, as many at once as have different ids."""
-        done, part = list[str](), dict[str, _Change]()
-        for change in changes:
-            if change.id in part:
-                done += self._write_part(list(part.values()), predictor)
-                part = {}
-            part[change.id] = change
-        return done + self._write_part(list(part.values()), predictor)
+    def _write(self, one: Feedback, label: Any, rows: Arrays, predictor: Predictor) -> str:
+        """Write one record to the store; return what was done."""
+        (version,) = self.store.versions_of([one.id])
+        if version is None and one.id in self._own_ids:
+            raise HTTPException(409, f"{one.id!r} is a sample of the model's file; change it there")
+        if version is None and one.erase:
+            return "absent"
+        if one.erase:
+            self.store.delete([one.id])
+            return "erased"
+        if version is None:
+            self._append(one, label, rows, predictor)
+            return "stored"
+        if rows and version != self.store.version:  # the sample of an earlier network
+            self.store.delete([one.id])
+            self._append(one, label, rows, predictor)
+        else:
+            self.store.correct([one.id], np.array([label]))
+        return "corrected"
 
-    def _write_part(self, changes: Sequence[_Change], predictor: Predictor) -> list[str]:
-        versions = self.store.versions_of([change.id for change in changes])
-        done, steps = [], dict[str, list[_Change]](deleted=[], corrected=[], stored=[])
-        for change, version in zip(changes, versions, strict=True):
-            if version is None and change.id in self._own_ids:
-                raise HTTPException(409, f"{change.id!r} is a sample of the model's file; change it there")
-            if change.label is None:
-                done.append("absent" if version is None else "erased")
-                steps["deleted"] += [change] if version is not None else []
-            elif version is None:
-                done.append("stored")
-                steps["stored"].append(change)
-            else:
-                done.append("corrected")
-                is_other = version != self.store.version and bool(change.rows)  # the sample of an earlier network
-                for step in ("deleted", "stored") if is_other else ("corrected",):
-                    steps[step].append(change)
-        if steps["deleted"]:
-            self.store.delete([change.id for change in steps["deleted"]])
-        if corrected := steps["corrected"]:
-            self.store.correct([change.id for change in corrected], np.array([change.label for change in corrected]))
-        if steps["stored"]:
-            self._append(steps["stored"], predictor)
-        return done
-
-    def _append(self, changes: Sequence[_Change], predictor: Predictor) -> None:
-        rows = [change.rows or self.record.rows_of(change.id, predictor.version) for change in changes]
-        widths = {"embeddings": predictor.calibrator.n_features_in_}
-        for change, row in zip(changes, rows, strict=True):
-            if set(row) != set(predictor.taken) or any(row[k].shape[1] != w for k, w in widths.items() if k in row):
-                names = " and ".join(spec.name for spec in predictor.inputs)
-                message = (
-                    f"no recent prediction and no sample has the id {change.id!r}; send its {names} with the label"
-                )
-                raise HTTPException(404, message)
-            if self.has_groups and change.group is None:
-                raise bad_request(f"feedback of {change.id!r} must have a group, as the samples of the model have")
-        matrices = {name: np.concatenate([row[name] for row in rows]).astype(np.float32) for name in predictor.taken}
+    def _append(self, one: Feedback, label: Any, rows: Arrays, predictor: Predictor) -> None:
+        """Append a sample to the store, with the rows of its prediction if none were sent."""
+        rows, width = rows or self.record.rows_of(one.id, predictor.version), predictor.calibrator.n_features_in_
+        if set(rows) != set(predictor.taken) or ("embeddings" in rows and rows["embeddings"].shape[1] != width):
+            names = " and ".join(spec.name for spec in predictor.inputs)
+            message = f"no recent prediction and no sample has the id {one.id!r}; send its {names} with the label"
+            raise HTTPException(404, message)
+        if self.has_groups and one.group is None:
+            raise bad_request(f"feedback of {one.id!r} must have a group, as the samples of the model have")
+        labels, ids, groups = (np.array([value]) for value in (label, one.id, one.group))
+        matrices = {name: rows[name].astype(np.float32) for name in predictor.taken}
         self.store.append(
-            ClassifierOutputs(
-                **matrices,
-                labels=np.array([change.label for change in changes]),
-                groups=np.array([change.group for change in changes]) if self.has_groups else None,
-                ids=np.array([change.id for change in changes]),
-            )
+            ClassifierOutputs(**matrices, labels=labels, groups=groups if self.has_groups else None, ids=ids)
         )
 
     def _complete_erasure(self, ids: Sequence[str], *, is_stored: bool) -> None:
@@ -260,14 +238,14 @@ class Learner:
         with self._lock, without_warnings(), threads_for(0):  # operations are small: threads would wait for each other
             if self._sync is None:
                 if force:
-                    self._show(self.predictor)
+                    self._use(self.predictor)
             elif self._sync.update(search=False) or force:
-                self._show_present()
+                self._use_present()
 
-    def _show_present(self) -> None:
+    def _use_present(self) -> None:
         present = self._calibrator.snapshot(search=False)
         self.predictor = Predictor(present, self.predictor.network)
-        self._show(self.predictor)
+        self._use(self.predictor)
 
     def _search(self) -> None:
         """Search on a copy, which then takes the place of the calibrator: neither predictions nor erasures wait."""
@@ -334,13 +312,6 @@ class Learner:
         if self._thread.ident is not None:
             self._try(self._save)
         self.store.close()
-
-
-class _Change:
-    """A checked record of feedback; without a label, an erasure."""
-
-    def __init__(self, name: str, label: Any, rows: Arrays, group: str | None) -> None:
-        self.id, self.label, self.rows, self.group = name, label, rows, group
 
 
 def _with_text_ids(calibrator: Any) -> Any:

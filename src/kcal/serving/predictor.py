@@ -18,7 +18,6 @@ from kcal.deployment.reference import check_pair
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 from kcal.persistence import load_with_network
-from kcal.serving.explanations import explanation_entries
 from kcal.serving.protocol import TYPES, bad_request
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -193,7 +192,7 @@ class Predictor:
 
     def explanations(self, rows: Arrays, n_samples: int) -> list[str]:
         """Return the explanation of each row as JSON."""
-        return [json.dumps(entry, allow_nan=False) for entry in explanation_entries(self.explain(rows, n_samples))]
+        return [json.dumps(entry, allow_nan=False) for entry in self.explain(rows, n_samples).to_dict()]
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit, and which network computes the inputs."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from fastapi import HTTPException, Response
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 TYPES = {
     "BOOL": "?",
@@ -50,6 +50,7 @@ def _check_printable(text: str) -> str:
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 PrintableName = Annotated[Name, AfterValidator(_check_printable)]
 """An identifier that a client gives: of a prediction, or of a group."""
+IDS = TypeAdapter(list[PrintableName])
 
 
 class Message(BaseModel):
@@ -167,9 +168,9 @@ def read_ids(arrays: dict[str, NDArray[Any]]) -> list[str] | None:
     if "ids" not in arrays:
         return None
     try:
-        return [name.decode() for name in arrays.pop("ids").reshape(-1).tolist()]
-    except (UnicodeDecodeError, AttributeError):
-        raise bad_request("input 'ids' must be BYTES, UTF-8 text") from None
+        return IDS.validate_python([name.decode() for name in arrays.pop("ids").reshape(-1).tolist()])
+    except (ValidationError, UnicodeDecodeError, AttributeError):
+        raise bad_request("input 'ids' must be BYTES: printable UTF-8 text of 1 to 256 characters") from None
 
 
 def from_json(name: str, datatype: str, data: Any) -> NDArray[Any]:

@@ -3,41 +3,40 @@
 from __future__ import annotations
 
 import base64
-import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest
+from pydantic import BaseModel
 
 from kcal.calibrators import Calibrator
-from kcal.errors import FileFormatError, KcalError, without_warnings
+from kcal.errors import KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.metrics import ReliabilityBins, negative_log_likelihood, reliability
+from kcal.metrics.resampling import wilson_interval
 from kcal.monitoring import (
     CalibrationMonitor,
     DriftMonitor,
     MonitorReport,
+    Part,
     PerformanceEstimate,
     PriorEstimate,
     estimate_performance,
     estimate_prior,
 )
-from kcal.report.html import percent
 from kcal.serving.predictor import Arrays, Predictor
 
 logger = logging.getLogger("kcal.serving")
 Floats = NDArray[np.float64]
 
-FORMAT = 3
 ALPHA = 0.05
 TOLERANCE = 0.01
 """By how much probabilities may be off without an alarm: no calibrator is perfect."""
@@ -45,7 +44,7 @@ LOW_EVIDENCE = 0.05
 MAX_GROUPS = 200
 """Groups that are watched one by one, those that come first; all later ones are watched as one."""
 OTHER_GROUPS = "other groups"
-MAX_WATCHED = 256
+MAX_INPUTS = 256
 """Inputs of the latest predictions that a summary lets the monitor see, at most."""
 PERIOD = 5_000
 """Inputs after which the monitor begins again with the calibration set: its memory is bounded."""
@@ -69,7 +68,7 @@ class Prediction:
     evidence: float | None = None
     code: int = -1  # column of the label
     group: str | None = None
-    is_watched: bool = False  # by the monitor of inputs
+    is_monitored: bool = False  # by the monitor of inputs
 
 
 @dataclass(frozen=True)
@@ -85,13 +84,14 @@ class Alarm:
         latest predictions alone.
     after : int or None
         Labels, or inputs, after which it was raised.
+    part : Part or None
+        What a monitor of labels found: of all predictions, a class or a group.
     """
 
     kind: str
     severity: str
-    message: str
-    remedy: str
     after: int | None = None
+    part: Part | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,9 @@ class Summary:
 
     time: float
     classes: NDArray[Any]
-    counts: tuple[int, int, int]  # predictions, labels, and inputs that their monitor has seen
+    n_predictions: int  # since the record began
+    n_labels: int  # since the record began
+    n_inputs: int  # that their monitor has seen
     recent: Floats  # (n, n_classes)
     evidence: Floats  # (m,), of the latest predictions that have it
     probs: Floats  # (n_labelled, n_classes), of the latest labelled predictions
@@ -110,21 +112,6 @@ class Summary:
     monitor: MonitorReport
     alarms: tuple[Alarm, ...]
     latest: tuple[Prediction, ...]
-
-    @property
-    def n_predictions(self) -> int:
-        """Predictions since the record began."""
-        return self.counts[0]
-
-    @property
-    def n_labels(self) -> int:
-        """Labelled predictions since the record began."""
-        return self.counts[1]
-
-    @property
-    def n_inputs(self) -> int:
-        """Inputs that their monitor has seen."""
-        return self.counts[2]
 
     @property
     def accuracy(self) -> tuple[float, float, float]:
@@ -142,8 +129,23 @@ class Summary:
 
 
 def _share(hits: NDArray[np.bool_]) -> tuple[float, float, float]:
-    interval = binomtest(int(hits.sum()), len(hits)).proportion_ci(method="wilson")
-    return float(hits.mean()), float(interval.low), float(interval.high)
+    """Return the share of hits with Wilson's interval of 95 %."""
+    low, high = wilson_interval(hits.mean(), len(hits), 0.95)
+    return float(hits.mean()), float(low), float(high)
+
+
+class State(BaseModel):
+    """What is in the file of a record."""
+
+    format: Literal[3]
+    counts: tuple[int, int]  # predictions and labels
+    monitor: dict[str, Any]
+    inputs: dict[str, Any]
+    ids: list[str]  # of the labelled predictions
+    labels: list[tuple[int, str | None]]  # code and group
+    probs: bytes  # of float64, in base64
+    waiting: list[str]
+    before_reset: list[str]
 
 
 class Record:
@@ -165,7 +167,7 @@ class Record:
         self.n_predictions = self.n_labels = 0
         self.inputs = InputMonitor()
         self._lock = threading.RLock()  # of the predictions; held for moments
-        self._watching = threading.RLock()  # of the monitors; taken first if both are
+        self._monitor_lock = threading.RLock()  # of the monitors; taken first if both are
         self._start(np.empty(0))
 
     def _start(self, classes: NDArray[Any]) -> None:
@@ -272,16 +274,16 @@ class Record:
             self._restart_monitor()
             self.inputs = InputMonitor()
             for one in self._recent:
-                one.is_watched = True
+                one.is_monitored = True
 
     def summary(self, predictor: Predictor) -> Summary:
         """Let the monitors see what is new, and return what the record says now."""
-        with self._watching, without_warnings():
+        with self._monitor_lock, without_warnings():
             with self._lock:
                 if not len(self.classes):
                     self._start(predictor.classes)
-            self._watch_labels()
-            self._watch_inputs(predictor.calibrator)
+            self._monitor_labels()
+            self._monitor_inputs(predictor.calibrator)
             with self._lock:
                 classes = self.classes
                 size = max(MAX_NUMBERS // len(classes), 1)
@@ -298,37 +300,37 @@ class Record:
             alarms = (*_alarms(report, self.inputs.alarm_at), *_notices(frequencies, evidence))
         latest = tuple(recent[::-1][:N_LATEST])
         estimates = (performance, frequencies)
-        return Summary(time.time(), classes, counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
+        return Summary(time.time(), classes, *counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
 
-    def _watch_labels(self) -> None:
+    def _monitor_labels(self) -> None:
         """Let the monitor see labels that it has not seen, oldest first; the next summary goes on with the others."""
         with self._lock:
             size = max(MAX_NUMBERS // len(self.classes) // 4, 1)
             rows, self._waiting = self._waiting[:size], self._waiting[size:]
-            monitor, watched = self._monitor, self._groups  # others take their place after a correction
+            monitor, named = self._monitor, self._groups  # others take their place after a correction
             probs = _stack([one.probs for one in rows], len(self.classes))
             labels = self.classes[[one.code for one in rows]]
             groups = [one.group for one in rows]
         for group in groups:
-            if group is not None and len(watched) < MAX_GROUPS:
-                watched.add(group)
+            if group is not None and len(named) < MAX_GROUPS:
+                named.add(group)
         has_group = np.array([group is not None for group in groups], dtype=np.bool_)
         if has_group.any():
-            names = [group if group in watched else OTHER_GROUPS for group in groups if group is not None]
+            names = [group if group in named else OTHER_GROUPS for group in groups if group is not None]
             monitor.update(probs[has_group], labels[has_group], names)
         if not has_group.all():
             monitor.update(probs[~has_group], labels[~has_group])
 
-    def _watch_inputs(self, calibrator: Any) -> None:
+    def _monitor_inputs(self, calibrator: Any) -> None:
         """Let the monitor see inputs that came since the last summary, but for those that the calibrator has learned.
 
         A learned row is part of the calibration set, and would look too close to it.
         """
         name = "logits" if calibrator.inputs == "logits" else "embeddings"
         with self._lock:
-            new = [one for one in list(self._recent)[-MAX_WATCHED:] if not one.is_watched]
+            new = [one for one in list(self._recent)[-MAX_INPUTS:] if not one.is_monitored]
             for one in self._recent:
-                one.is_watched = True
+                one.is_monitored = True
             new = [one for one in new if name in one.rows and len(one.rows[name]) == calibrator.n_features_in_]
             rows = np.array([one.rows[name] for one in new])
         if not calibrator.has_evidence or not new:
@@ -342,55 +344,49 @@ class Record:
         for place, evidence in zip(unseen, np.asarray(calibrator.evidence(rows[unseen])).tolist(), strict=True):
             new[place].evidence = evidence
 
-    # Over a restart
-
     def save(self, predictor: Predictor) -> None:
         """Write counts, monitors and labelled predictions; a state before an erasure never replaces one after it."""
         if self.path is None:
             return
-        with self._watching:
+        with self._monitor_lock:
             self.summary(predictor)
             with self._lock:
                 ones = list(self._labelled.values())
                 probs = _stack([one.probs for one in ones], len(self.classes))
-                state = {
-                    "format": FORMAT,
-                    "counts": [self.n_predictions, self.n_labels],
-                    "monitor": self._monitor.to_dict(),
-                    "inputs": self.inputs.to_dict(),
-                    "ids": list(self._labelled),
-                    "labels": [[one.code, one.group] for one in ones],
-                    "probs": base64.b64encode(probs.tobytes()).decode(),
-                    "waiting": [one.id for one in self._waiting],
-                    "before_reset": sorted(self._before_reset),
-                }
-            write_whole(self.path, json.dumps(state).encode())
+                state = State(
+                    format=3,
+                    counts=(self.n_predictions, self.n_labels),
+                    monitor=self._monitor.to_dict(),
+                    inputs=self.inputs.to_dict(),
+                    ids=list(self._labelled),
+                    labels=[(one.code, one.group) for one in ones],
+                    probs=base64.b64encode(probs.tobytes()),
+                    waiting=[str(one.id) for one in self._waiting],
+                    before_reset=sorted(self._before_reset),
+                )
+            write_whole(self.path, state.model_dump_json().encode())
 
     def restore(self, classes: NDArray[Any]) -> None:
         """Go on with the state in the file, if it is one of the same classes; otherwise begin anew."""
         if self.path is None or not self.path.exists():
             return
         try:
-            state = json.loads(self.path.read_bytes())
-            if state["format"] != FORMAT:
-                raise FileFormatError(f"must be of format {FORMAT}; got {state['format']!r}.")
-            monitor, inputs = CalibrationMonitor.from_dict(state["monitor"]), InputMonitor.from_dict(state["inputs"])
-            ids, labels = state["ids"][-self.capacity :], state["labels"][-self.capacity :]
-            probs = np.frombuffer(base64.b64decode(state["probs"], validate=True), dtype=np.float64)
-            probs = probs.reshape(len(state["ids"]), len(monitor.classes))[-self.capacity :]
-            if not (np.isfinite(probs).all() and all(0 <= code < probs.shape[1] for code, _ in labels)):
+            state = State.model_validate_json(self.path.read_bytes())
+            monitor, inputs = CalibrationMonitor.from_dict(state.monitor), InputMonitor.from_dict(state.inputs)
+            numbers = np.frombuffer(base64.b64decode(state.probs, validate=True), dtype=np.float64)
+            probs = numbers.reshape(len(state.ids), len(monitor.classes)).astype(np.float32)
+            if not (np.isfinite(probs).all() and all(0 <= code < probs.shape[1] for code, _ in state.labels)):
                 raise ValueError("probabilities or labels")
-            n_predictions, n_labels = map(int, state["counts"])
             if monitor.classes.tolist() == classes.tolist():
                 self._start(classes)
-                self._before_reset = set(state["before_reset"])
-                for name, row, (code, group) in zip(ids, probs.astype(np.float32), labels, strict=True):
-                    self._labelled[name] = Prediction(name, 0.0, row, code=code, group=group)
+                self._before_reset = set(state.before_reset)
+                rows = list(zip(state.ids, probs, state.labels, strict=True))[-self.capacity :]
+                self._labelled = {one: Prediction(one, 0.0, row, code=c, group=g) for one, row, (c, g) in rows}
                 self._monitor, self.inputs = monitor, inputs
-                self._waiting = [self._labelled[name] for name in state["waiting"] if name in self._labelled]
+                self._waiting = [self._labelled[name] for name in state.waiting if name in self._labelled]
                 self._groups = {one.name for one in monitor.report().groups}
-            self.n_predictions, self.n_labels = n_predictions, n_labels
-        except (KcalError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self.n_predictions, self.n_labels = state.counts
+        except (KcalError, OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be read (%s); the record of predictions begins anew", self.path.name, error)
 
 
@@ -446,30 +442,15 @@ def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArra
     return estimate if estimate.converged and estimate.information * n >= 10 else None
 
 
-def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterable[Alarm]:
-    remedies = {
-        "calibration": "Add labelled predictions to the calibration set, or fit the calibrator again.",
-        "class": "Label more samples of this class.",
-        "group": "Find out what is different there.",
-    }
-    parts = [("calibration", [report.overall]), ("class", report.classes), ("group", report.groups)]
-    for kind, part in ((kind, part) for kind, listed in parts for part in listed if part.alarm):
-        words = ("predicted in", "observed in") if kind == "class" else ("mean confidence", "accuracy")
-        name = "All predictions" if kind == "calibration" else f"{kind.capitalize()} {part.name}"
-        message = f"{name}: {words[0]} {percent(part.predicted, 1)}, {words[1]} {percent(part.observed, 1)}."
-        yield Alarm(kind, "alarm", message, remedies[kind], part.alarm_at)
+def _alarms(report: MonitorReport, inputs_at: int | None) -> Iterator[Alarm]:
+    for kind, parts in (("calibration", [report.overall]), ("class", report.classes), ("group", report.groups)):
+        yield from (Alarm(kind, "alarm", part.alarm_at, part) for part in parts if part.alarm)
     if inputs_at is not None:
-        remedy = "Check the source of the data, and label some of the latest predictions."
-        yield Alarm("inputs", "alarm", "The inputs are no longer like the calibration set.", remedy, inputs_at)
+        yield Alarm("inputs", "alarm", inputs_at)
 
 
-def _notices(frequencies: PriorEstimate | None, evidence: Floats) -> Iterable[Alarm]:
+def _notices(frequencies: PriorEstimate | None, evidence: Floats) -> Iterator[Alarm]:
     if frequencies is not None and frequencies.p_value < 1e-4:  # small, because the dashboard is looked at often
-        message = "Class frequencies are not those that the probabilities assume."
-        remedy = "If only the frequencies have changed, use with_prior with the estimated ones."
-        yield Alarm("frequencies", "notice", message, remedy)
-    if len(evidence):
-        share, low, _ = _share(evidence < LOW_EVIDENCE)
-        if low > 2 * LOW_EVIDENCE:
-            message = f"{percent(share, 1)} of the latest predictions have an evidence below {LOW_EVIDENCE:g}."
-            yield Alarm("evidence", "notice", message, "About 5 % are expected. Do not trust these: label them.")
+        yield Alarm("frequencies", "notice")
+    if len(evidence) and _share(evidence < LOW_EVIDENCE)[1] > 2 * LOW_EVIDENCE:
+        yield Alarm("evidence", "notice")

@@ -7,8 +7,8 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,12 @@ import numpy as np
 from fastapi import HTTPException
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from pydantic import TypeAdapter, ValidationError
 
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, without_warnings
 from kcal.serving.batching import Batcher
 from kcal.serving.learning import Learner
 from kcal.serving.predictor import Arrays, Predictor, Scores
-from kcal.serving.protocol import PrintableName, bad_request, busy
+from kcal.serving.protocol import bad_request, busy
 from kcal.serving.record import Record, Summary
 from kcal.serving.tokens import Token, find_token, read_tokens
 
@@ -37,7 +36,6 @@ ANY_SCOPE = ("predict", "feedback", "metrics")
 """Scopes of what every token allows."""
 MAX_EXPLAINED = 256
 """Rows of a request that can be explained."""
-IDS = TypeAdapter(list[PrintableName])
 
 
 @dataclass(frozen=True)
@@ -208,17 +206,17 @@ class ServedModel:
         state = f"{name}.monitor.json" if folder.is_dir() else f"{path.name}.monitor.json"
         self.record = Record(settings.recent, path.with_name(state))
         self.record.restore(predictor.classes)
-        self.learner = Learner(path, settings.store_is_complete, self.record, self._show)
+        self.learner = Learner(path, settings.store_is_complete, self.record, self._use)
         self.learner.start(predictor)
 
     def replace(self, predictor: Predictor) -> None:
         """Let another file answer; requests that wait are answered by the one that they were checked with."""
         if self.learner is None:
-            self.predictor = predictor
+            self._use(predictor)
         else:
             self.learner.start(predictor)
 
-    def _show(self, predictor: Predictor) -> None:
+    def _use(self, predictor: Predictor) -> None:
         self.predictor = predictor
 
     def summary(self) -> Summary:
@@ -228,16 +226,17 @@ class ServedModel:
     def metadata(self) -> dict[str, Any]:
         """Return the model's metadata as the protocol defines it."""
         predictor, optional = self.predictor, [{"name": "ids", "datatype": "BYTES", "shape": [-1]}]
-        entries = {
-            key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
-            for key, specs in (("inputs", predictor.inputs), ("outputs", predictor.outputs))
+        return {
+            "name": self.name,
+            "versions": ["1"],
+            "platform": f"kcal_{predictor.calibrator.method}",
+            "inputs": [asdict(spec) for spec in predictor.inputs],
+            "outputs": [asdict(spec) for spec in predictor.outputs],
+            "parameters": {"classes": json.dumps(predictor.classes.tolist()), "optional_inputs": json.dumps(optional)},
         }
-        parameters = {"classes": json.dumps(predictor.classes.tolist()), "optional_inputs": json.dumps(optional)}
-        platform = f"kcal_{predictor.calibrator.method}"
-        return {"name": self.name, "versions": ["1"], "platform": platform, **entries, "parameters": parameters}
 
     async def predict(
-        self, arrays: Arrays, outputs: Sequence[str], *, ids: Sequence[str] | None = None, n_samples: int = 5
+        self, arrays: Arrays, outputs: Sequence[str], *, ids: list[str] | None = None, n_samples: int = 5
     ) -> Answer:
         """Return the predictions of a request; ``outputs`` are the names of those that it asks for."""
         predictor = self.predictor
@@ -246,13 +245,14 @@ class ServedModel:
             raise bad_request(f"the model has no output {unknown[0]!r}; its outputs are {', '.join(known)}")
         checked = predictor.check(arrays)
         n_rows = len(next(iter(checked.values())))
-        names = None if ids is None else _check_ids(ids, n_rows)
-        if names is None and "ids" in outputs:
-            names = [uuid.uuid4().hex for _ in range(n_rows)]
+        if ids is not None and not len(ids) == len(set(ids)) == n_rows:
+            raise bad_request(f"ids must be {n_rows} different ones, one for each row")
+        if ids is None and "ids" in outputs:
+            ids = [uuid.uuid4().hex for _ in range(n_rows)]
         is_explained = "explanation" in outputs
         if is_explained and n_rows > MAX_EXPLAINED:
             raise bad_request(f"at most {MAX_EXPLAINED} rows can be explained in one request; got {n_rows}")
-        job = Job(predictor, checked, names, "evidence" in outputs, n_samples if is_explained else None)
+        job = Job(predictor, checked, ids, "evidence" in outputs, n_samples if is_explained else None)
         answer: Answer = await self.batcher.submit(job)
         return answer
 
@@ -292,17 +292,6 @@ def _predict(jobs: Sequence[Job]) -> list[Answer]:
         texts = None if job.n_samples is None else job.predictor.explanations(own.rows, job.n_samples)
         answers.append(Answer(job, own, texts))
     return answers
-
-
-def _check_ids(ids: Sequence[str], n_rows: int) -> list[str]:
-    """Return ids of predictions; raise unless there is a different, printable one for each row."""
-    try:
-        names = IDS.validate_python(list(ids))
-    except ValidationError:
-        raise bad_request("ids must be printable text of 1 to 256 characters") from None
-    if len(names) != n_rows or len(set(names)) < n_rows:
-        raise bad_request(f"ids must be {n_rows} different ones, one for each row")
-    return names
 
 
 def _is_model(path: Path) -> bool:
@@ -359,9 +348,14 @@ class Service:
         if not any(token.allows(scope) for scope in scopes):
             raise HTTPException(403, f"the token does not have the scope {scopes[0]}")
 
-    async def run(self) -> None:
-        """Load the models, and look for changed files until the service stops."""
+    async def run(self, on_failure: Callable[[str], None] | None = None) -> None:
+        """Load the models, and look for changed files until the service stops.
+
+        ``on_failure`` is called with the reason if the only model cannot be loaded.
+        """
         await asyncio.to_thread(self.refresh)
+        if self.settings.path.is_file() and self.errors and on_failure is not None:
+            on_failure(next(iter(self.errors.values())))
         while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(self.settings.reload_seconds):

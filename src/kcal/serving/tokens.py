@@ -7,36 +7,45 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import atomic_path, check_path, locked_folder
 
-SCOPES = ("predict", "feedback", "metrics", "admin")
+Scope = Literal["predict", "feedback", "metrics", "admin"]
 """What a token allows; admin includes the others."""
-FORMAT = 1
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 MAX_NAME_LENGTH = 100
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(BaseModel):
     """A token as it is stored."""
 
+    model_config = ConfigDict(extra="forbid")
+
     name: str
-    scopes: tuple[str, ...]
-    sha256: str
+    scopes: tuple[Scope, ...]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     created: str
 
     def allows(self, scope: str) -> bool:
         """Return whether the token has a scope."""
         return scope in self.scopes or "admin" in self.scopes
+
+
+class TokenFile(BaseModel):
+    """The tokens of a service."""
+
+    format: Literal[1]
+    tokens: list[Token]
 
 
 def create_token(path: Path, name: str, scopes: Sequence[str]) -> str:
@@ -54,7 +63,7 @@ def create_token(path: Path, name: str, scopes: Sequence[str]) -> str:
         if name in [token.name for token in tokens]:
             remedy = "Revoke the token of this name first."
             raise InvalidInputError("--name", "must be new", got=repr(name), remedy=remedy)
-        _write(path, [*tokens, Token(name, ordered, _digest(secret), created)])
+        _write(path, [*tokens, Token(name=name, scopes=ordered, sha256=_digest(secret), created=created)])
     return secret
 
 
@@ -73,17 +82,10 @@ def read_tokens(path: Path) -> list[Token]:
     """Return the tokens of a file."""
     place = check_path(path)
     try:
-        content = json.loads(place.read_bytes())
-        tokens = [Token(**{**entry, "scopes": tuple(entry["scopes"])}) for entry in content["tokens"]]
-        valid = content["format"] == FORMAT and all(
-            len(bytes.fromhex(token.sha256)) == 32 and set(token.scopes) <= set(SCOPES) and isinstance(token.name, str)
-            for token in tokens
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        valid = False
-    if not valid:
-        raise FileFormatError(f"{place} is not a token file, or it is damaged. Make one with kcal token create.")
-    return tokens
+        return TokenFile.model_validate_json(place.read_bytes()).tokens
+    except ValidationError:
+        message = f"{place} is not a token file, or it is damaged. Make one with kcal token create."
+        raise FileFormatError(message) from None
 
 
 def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
@@ -108,10 +110,9 @@ def _locked(path: Path) -> AbstractContextManager[None]:
     return locked_folder(target.parent, f".{target.name}.lock", wait=True)
 
 
-def _write(path: Path, tokens: Sequence[Token]) -> None:
-    content = {"format": FORMAT, "tokens": [asdict(token) for token in tokens]}
+def _write(path: Path, tokens: list[Token]) -> None:
     is_new = not check_path(path).exists()
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(TokenFile(format=1, tokens=tokens).model_dump_json(indent=2) + "\n", encoding="utf-8")
         if is_new:
             temporary.chmod(0o600)
