@@ -181,7 +181,9 @@ CompleteStore = Annotated[
 MaxBatch = Annotated[int, _main("N", "Rows that are predicted together. (default: 256)", min=1, max=1_000_000)]
 MaxWait = Annotated[float, _main("MS", "Time that a batch waits for requests. (default: 2)", min=0, max=10_000)]
 MaxQueue = Annotated[int, _main("N", "Requests that may wait; more get status 503. (default: 1024)", min=1)]
-MaxBody = Annotated[float, _main("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001)]
+MaxBody = Annotated[
+    float, _main("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001, max=100_000)
+]
 Recent = Annotated[int, _main("N", "Predictions kept for feedback and dashboard. (default: 10,000)", min=1, max=10**7)]
 TokenFile = Annotated[Path, _argument("FILE", "The token file.")]
 TokenName = Annotated[str, _main("NAME", "Whose token it is.")]
