@@ -13,6 +13,7 @@ from scipy.integrate import trapezoid
 from torch.nn.functional import softplus
 
 from kcal import OrderPreservingCalibration, TemperatureScaling
+from kcal.errors import InvalidInputError
 from synthetic import warped
 
 FORMS = ("diag", "oi", "op")
@@ -169,3 +170,31 @@ def test_permuting_classes_permutes_columns_bit_for_bit(form: str, problem: Any)
     plain = make.fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
     turned = make.fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
     np.testing.assert_array_equal(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_reach_the_training(form: str, problem: Any) -> None:
+    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=100)
+    logits, labels = problem.logits[:80], problem.labels[:80]
+    top = logits.argmax(axis=1) == labels
+    confidences = [
+        make.fit(logits, labels, sample_weight=weights).predict_proba(logits).max(axis=1).mean()
+        for weights in (np.where(top, 0.1, 1.0), np.where(top, 1.0, 0.1))
+    ]
+    assert confidences[0] < confidences[1] - 0.1
+
+
+@pytest.mark.usefixtures("short_solvers")
+@pytest.mark.parametrize("form", FORMS)
+def test_missing_classes_and_few_samples_give_valid_rows(form: str, problem: Any) -> None:
+    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=5)
+    keep = problem.labels != 2
+    for rows, labels, weights in (
+        (problem.logits[keep], problem.labels[keep], None),
+        (problem.logits[:2], problem.labels[:2], [0.5, 1.0]),
+    ):
+        found = make.fit(rows, labels, sample_weight=weights).predict_proba(problem.test_logits)
+        np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-12)
+    for n, weights in ((2, [0.0, 1.0]), (1, None)):
+        with pytest.raises(InvalidInputError, match="X must hold"):
+            make.fit(problem.logits[:n], problem.labels[:n], sample_weight=weights)
