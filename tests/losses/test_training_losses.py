@@ -212,4 +212,4 @@ def test_training_with_a_loss_lowers_it(module: torch.nn.Module) -> None:
         loss.backward()
         optimiser.step()
         losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
+    assert 0 < losses[-1] < 0.5 * losses[0]
