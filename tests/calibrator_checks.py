@@ -198,9 +198,10 @@ def check_an_unfitted_calibrator_raises(make: Factory, problem: Any) -> None:
 
 
 def check_the_global_random_generator_stays_as_it_was(make: Factory, problem: Any) -> None:
-    before = torch.get_rng_state()
+    before, numpy_before = torch.get_rng_state(), pickle.dumps(np.random.get_state())  # noqa: NPY002
     predict_on(fit(make(), problem), test_outputs(problem))
     assert torch.equal(torch.get_rng_state(), before)
+    assert pickle.dumps(np.random.get_state()) == numpy_before  # noqa: NPY002
 
 
 def check_a_failed_fit_leaves_it_unfitted(fitted: Calibrator, problem: Any) -> None:

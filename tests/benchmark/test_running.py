@@ -26,6 +26,7 @@ from kcal.calibrators import gp as gaussian_process
 from kcal.calibrators import order_preserving as order_training
 from kcal.cli.evaluate import parse_methods
 from kcal.errors import InvalidInputError
+from kcal.files import LOCK_FILE, locked_folder
 from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 
 AVAILABLE = tuple(name for name in BENCHMARK_METHODS if name != "smooth")
@@ -223,3 +224,11 @@ def test_plan_adds_the_baseline_and_names_wrong_parameters(task, tmp_path):
             Plan(**{"methods": ("ts",)} | {parameter: value})
     with pytest.raises(InvalidInputError, match="tasks"):
         run(["small"], Plan(("ts",), 1, jobs=1), tmp_path)
+
+
+def test_a_second_run_in_a_folder_in_use_raises_and_measures_nothing(task: Task, tmp_path: Path) -> None:
+    plan = Plan(("ts",), n_splits=1, jobs=1)
+    with locked_folder(tmp_path), pytest.raises(InvalidInputError, match=f"{tmp_path}, in use by process"):
+        run([task], plan, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+    assert len(run([task], plan, tmp_path)) == 4

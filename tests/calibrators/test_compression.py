@@ -147,6 +147,21 @@ def test_thinning_is_among_the_best_of_all_choices(size: int, method: str, share
     assert np.mean(ranks) <= share
 
 
+def test_thinning_is_closer_to_all_points_than_random_ones_also_in_parts_of_large_classes() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.array([0] * 2_500 + [1] * 900 + [2] * 900)
+    rows = 2.0 * np.eye(3)[labels] + generator.normal(size=(4_300, 3))
+    queries = rows[::7] + 0.3
+    calibrator = KCal(projection="identity", bandwidth=0.5, progress=False).fit(rows, labels)
+    exact = gaussian_posteriors(queries, rows, labels, np.ones(4_300), 0.5, 3)
+
+    def error(method: str) -> float:
+        parts = points_of(calibrator.compress(430, method=method))
+        return float(np.abs(gaussian_posteriors(queries, *parts, 0.5, 3) - exact).mean())
+
+    assert max(error("kernel-thinning"), error("herding")) < 0.7 * error("random")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_predictions_are_sums_over_the_smaller_support(fitted: KCal, problem: Any, method: str) -> None:
     before = fitted.predict_proba(problem.test_x)

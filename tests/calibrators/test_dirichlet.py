@@ -196,3 +196,19 @@ def test_separable_samples_warn_and_stay_finite() -> None:
 def test_invalid_parameters_raise(name: str, value: Any, problem: Any) -> None:
     with pytest.raises(InvalidInputError, match=name):
         DirichletCalibration(**{name: value}).fit(problem.logits, problem.labels)
+
+
+def test_weights_of_zero_leave_samples_out_and_the_unit_of_weights_is_free(problem: Any) -> None:
+    kept = np.arange(240) < 200
+    weighted = DirichletCalibration().fit(problem.logits, problem.labels, sample_weight=3.0 * kept)
+    short = DirichletCalibration().fit(problem.logits[kept], problem.labels[kept])
+    np.testing.assert_allclose(weighted.weights_, short.weights_, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::kcal.errors.ConvergenceWarning")
+def test_one_sample_cannot_be_cross_validated_and_two_can() -> None:
+    with pytest.raises(InvalidInputError, match="X must hold"):
+        DirichletCalibration().fit([[0.0, 1.0]], [0])
+    fitted = DirichletCalibration().fit([[0.0, 1.0], [0.5, 0.2]], [0, 1])
+    assert len(fitted.weights_) == 2
+    np.testing.assert_allclose(fitted.predict_proba([[3.0, 1.0]]).sum(), 1.0, atol=1e-12)

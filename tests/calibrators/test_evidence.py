@@ -163,3 +163,18 @@ def test_the_summary_of_a_blend_compares_it_with_the_network() -> None:
     scaled = TemperatureScaling().fit(logits, LABELS).predict_log_proba(logits)
     assert abs(float(losses[2]) + scaled[np.arange(600), LABELS].mean()) < 0.02
     assert float(losses[1]) < float(losses[2])
+
+
+@pytest.mark.parametrize("projection", ["unit", "identity"])
+def test_equal_samples_have_all_evidence_for_themselves_and_none_for_others(projection: str) -> None:
+    rows = np.ones((40, 3), dtype=np.float32)
+    calibrator = KCal(projection=projection, bandwidth=0.1).fit(rows, np.arange(40) % 2)
+    with_others = np.array([[1.0, 1.0, 1.0], [1.0, -1.0, 1.0], [3.0, 3.0, 3.0]])
+    np.testing.assert_array_equal(calibrator.evidence(with_others), [1.0, 0.0, 0.0])
+
+
+def test_normalised_embeddings_are_not_judged_by_rounding() -> None:
+    unit, fresh = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (ROWS, FRESH))
+    calibrator = KCal(projection="unit").fit(unit.astype(np.float32), LABELS)
+    assert np.median(calibrator.evidence(fresh.astype(np.float16))) > 0.2
+    assert np.median(calibrator.evidence(1.1 * fresh)) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 from kcal import FastRecipe, KCal, train_projection
-from kcal.errors import InvalidInputError, LeakageWarning, MissingClassWarning
+from kcal.errors import InvalidInputError, KcalWarning, LeakageWarning, MissingClassWarning
 from kcal.kernels import KERNELS
 from synthetic import CENTRES, make_problem
 
@@ -400,3 +402,31 @@ def test_summary_shows_the_weighted_loss_of_the_fit(problem):
     before = by_folds.summary()
     assert "log-loss over 4 folds" in before
     assert by_folds.set_params(folds=7).summary() == before
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_embeddings_that_know_nothing_of_the_labels_predict_chance(learned: bool) -> None:
+    generator = np.random.default_rng(0)
+    rows, labels = generator.normal(size=(2_000, 8)), generator.integers(0, 5, 2_000)
+    train = {"train_embeddings": rows[:500], "train_labels": labels[:500]} if learned else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", KcalWarning)
+        calibrator = (KCal(recipe=TINY) if learned else identity()).fit(rows[500:1_000], labels[500:1_000], **train)
+    known, fresh = labels[500:1_000], labels[1_000:]
+    for probs, truth in ((calibrator.leave_one_out_proba_, known), (calibrator.predict_proba(rows[1_000:]), fresh)):
+        assert abs((probs.argmax(axis=1) == truth).mean() - 0.2) < 4 * np.sqrt(0.2 * 0.8 / len(truth))
+        assert -np.log(probs[np.arange(len(truth)), truth]).mean() < np.log(5) + 0.02
+
+
+def test_a_group_or_weightless_sample_left_out_is_a_sample_deleted(problem: Any) -> None:
+    rows, labels, groups = problem.embeddings[:90], problem.labels[:90], np.arange(90) % 6
+    make = partial(identity, bandwidth=0.4, smoothing=0.0)
+    grouped = make().fit(rows, labels, groups=groups)
+    for group in range(6):
+        inside = groups == group
+        rest = make().fit(rows[~inside], labels[~inside], classes=range(3))
+        np.testing.assert_allclose(grouped.leave_one_out_proba_[inside], rest.predict_proba(rows[inside]), atol=1e-12)
+    weighted = make().fit(rows, labels, sample_weight=(~inside).astype(float))
+    np.testing.assert_allclose(
+        weighted.predict_proba(problem.test_embeddings), rest.predict_proba(problem.test_embeddings), atol=1e-12
+    )

@@ -154,6 +154,39 @@ def test_separable_scores_stay_away_from_zero_and_one(calibrator: Any, highest: 
         np.testing.assert_allclose(calibrator.fit(logits, labels).predict_proba(new), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", METHODS)
+@pytest.mark.parametrize("maps", ["class", "shared"])
+def test_a_class_without_samples_warns_and_gets_little(kind: Any, maps: str, problem: Any) -> None:
+    logits = np.hstack([problem.logits, problem.logits.mean(axis=1, keepdims=True) - 3])
+    with pytest.warns(MissingClassWarning, match="1 of 4 classes"):
+        found = kind(maps=maps).fit(logits, problem.labels).predict_proba(logits)
+    assert found[:, 3].min() > 0
+    assert found[:, 3].mean() < 0.05
+
+
+@pytest.mark.parametrize("kind", [BetaCalibration, IsotonicCalibration, HistogramBinning])
+def test_integer_weights_of_any_unit_equal_repetition(kind: Any) -> None:
+    """Without the penalty of one curve, and away from the outermost bins, where a sample or two are added."""
+    generator = np.random.default_rng(0)
+    scores, weights = generator.normal(size=2_000), generator.integers(1, 4, 2_000)
+    labels = draw(0.5 * scores - 0.3)
+    calibrator = kind(maps="class", **({"penalty": 0.0} if kind is BetaCalibration else {}))
+
+    def map_of(scores: Any, labels: Any, weights: Any = None) -> Any:
+        fitted = calibrator.fit(two_columns(scores), labels, sample_weight=weights)
+        if kind is BetaCalibration:
+            return fitted.coefficients_[1]
+        if kind is HistogramBinning:
+            return fitted.rates_[1][2:-2]
+        return np.interp(np.linspace(-1.5, 1.5, 50), fitted.knots_[1], fitted.values_[1])
+
+    repeated = map_of(np.repeat(scores, weights), np.repeat(labels, weights))
+    np.testing.assert_allclose(
+        map_of(scores, labels, weights / 7), repeated, atol=1e-6 if kind is BetaCalibration else 1e-12
+    )
+    assert np.abs(map_of(scores, labels) - repeated).max() > 1e-3
+
+
 # Platt scaling and beta calibration
 
 
@@ -259,6 +292,20 @@ def test_venn_abers_of_several_classes_equals_two_isotonic_fits_per_sample_and_c
     np.testing.assert_allclose(found, pooled(expected, new, logits, labels), atol=1e-9)
 
 
+def test_venn_abers_pairs_are_ordered_and_enclose_the_isotonic_fit() -> None:
+    logits, labels, _ = warped(400, 3)
+    fitted = VennAbers(maps="class").fit(logits, labels)
+    for k, probs in enumerate(softmax(logits, axis=1).T):
+        lower, upper = fitted.lower_[k], fitted.upper_[k]
+        assert (lower[1:] < upper[:-1]).all()  # at a threshold
+        assert (lower < upper).all()  # between two of them
+        assert (np.diff(lower) >= 0).all()
+        assert (np.diff(upper) >= 0).all()
+        fit = IsotonicRegression(out_of_bounds="clip").fit(probs, labels == k).predict(np.unique(probs))
+        assert (lower[1:] <= fit + 1e-9).all()
+        assert (upper[:-1] >= fit - 1e-9).all()
+
+
 # histogram binning and scaling-binning
 
 
@@ -299,3 +346,13 @@ def test_a_bin_gives_the_mean_of_its_scaled_scores(problem: Any) -> None:
         middles = (logit(ordered[:-1, -1]) + logit(ordered[1:, 0])) / 2
         np.testing.assert_allclose(fitted.edges_[k], middles, atol=1e-8)
         np.testing.assert_allclose(fitted.means_[k], ordered.mean(axis=1), atol=1e-8)
+
+
+def test_tied_scores_share_a_bin_whatever_the_order() -> None:
+    scores = np.array([0.0] * 7 + [1.0] * 2 + [2.0])
+    labels = np.array([0, 1, 0, 0, 1, 0, 0, 1, 0, 1])
+    for order in (np.arange(10), np.random.default_rng(0).permutation(10)):
+        histogram = HistogramBinning(bins=5, binning="equal-mass", maps="class")
+        histogram.fit(two_columns(scores[order]), labels[order])
+        np.testing.assert_allclose(histogram.edges_[1], [0.5, 1.5])  # no cut inside the run of seven
+        np.testing.assert_allclose(histogram.rates_[1], [2 / 7, 1 / 2, 2 / 3])

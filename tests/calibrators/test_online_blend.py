@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from kcal import InvalidInputError, KCalBlend, Updates, load, save
 
@@ -117,3 +118,44 @@ def test_samples_without_weight_play_no_part(tmp_path: Path) -> None:
         np.testing.assert_allclose(probabilities(calibrator), probabilities(expected), atol=1e-9)
         np.testing.assert_allclose(calibrator.evidence(QUERIES), expected.evidence(QUERIES), atol=1e-9)
         np.testing.assert_array_equal(calibrator.ids_, np.flatnonzero(weights[:240]))
+
+
+def test_window_keeps_the_newest_samples_and_predicts_as_their_fit() -> None:
+    live = fitted(0, 120, blend(updates=Updates(window=180)))
+    for start in range(120, 300, 60):
+        arguments, options = part(start, start + 60)
+        live.partial_fit(*arguments, **options)
+    live.refresh()
+    expected = fitted(120, 300)
+    np.testing.assert_array_equal(live.ids_, expected.ids_)
+    np.testing.assert_allclose(probabilities(live), probabilities(expected), atol=1e-9)
+
+
+def test_corrected_and_forgotten_samples_count_towards_the_next_fit() -> None:
+    live = fitted(0, 240)
+    live.correct(np.arange(60), LABELS[:60])
+    live.forget(np.arange(60))
+    expected = fitted(60, 240)
+    np.testing.assert_allclose(probabilities(live), probabilities(expected), atol=1e-9)
+    np.testing.assert_array_equal(live.ids_, expected.ids_)
+
+
+def test_with_a_head_updates_need_no_logits() -> None:
+    generator = np.random.default_rng(1)
+    head = generator.normal(size=(3, 20)), generator.normal(size=3)
+    live = blend(head=head).fit(ROWS[:100], LABELS[:100]).partial_fit(ROWS[100:200], LABELS[100:200])
+    expected = blend(head=head).fit(ROWS[:200], LABELS[:200])
+    np.testing.assert_allclose(live.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)
+    with pytest.raises(InvalidInputError, match=r"^logits "):
+        live.partial_fit(ROWS[:1], LABELS[:1], logits=LOGITS[:1])
+
+
+def test_tensors_come_back_as_tensors_after_updates() -> None:
+    (rows, labels), options = part(0, 120, full=False)
+    live = blend().fit(torch.from_numpy(rows), labels, logits=torch.from_numpy(options["logits"]))
+    live.partial_fit(ROWS[120:130], LABELS[120:130], logits=LOGITS[120:130])
+    queries = torch.from_numpy(QUERIES), torch.from_numpy(QUERY_LOGITS)
+    probs = live.predict_proba(queries[0], logits=queries[1])
+    assert isinstance(probs, torch.Tensor)
+    np.testing.assert_array_equal(probs.numpy(), probabilities(live))
+    np.testing.assert_allclose(live.as_module()(*queries).detach().numpy(), probs.numpy(), atol=1e-9)

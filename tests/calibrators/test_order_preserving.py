@@ -13,6 +13,7 @@ from scipy.integrate import trapezoid
 from torch.nn.functional import softplus
 
 from kcal import OrderPreservingCalibration, TemperatureScaling
+from kcal.errors import InvalidInputError
 from synthetic import warped
 
 FORMS = ("diag", "oi", "op")
@@ -131,6 +132,21 @@ def test_it_recovers_a_monotone_warp_as_samples_grow(form: str) -> None:
     assert losses[1] < divergence(TemperatureScaling().fit(*warped(4_000, seed=1)[:2]))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_reach_the_training(form: str) -> None:
+    """One half is right more often where the gap is wide, the other equally often: no temperature serves both."""
+    gaps, steep = np.tile([0.5, 4.0], 200), np.arange(400) < 200
+    generator = np.random.default_rng(0)
+    right = generator.uniform(size=400) < np.where(steep, np.where(gaps > 1, 0.97, 0.55), 0.8)
+    logits = np.stack([gaps, np.zeros(400), np.full(400, -3.0)], axis=1) + generator.normal(scale=0.1, size=(400, 3))
+    make = OrderPreservingCalibration(form=form, width=8, folds=2, epochs=150)
+    contrasts = []
+    for weights in (np.where(steep, 1.0, 0.01), np.where(steep, 0.01, 1.0)):
+        found = make.fit(logits, (~right).astype(int), sample_weight=weights).predict_proba(logits)[:, 0]
+        contrasts.append(found[gaps > 1].mean() - found[gaps < 1].mean())
+    assert contrasts[0] > contrasts[1] + 0.15
+
+
 @pytest.mark.usefixtures("short_solvers")
 def test_auto_minimises_the_cross_validated_loss(problem: Any) -> None:
     calibrator = OrderPreservingCalibration(epochs=5).fit(problem.logits, problem.labels)
@@ -169,3 +185,19 @@ def test_permuting_classes_permutes_columns_bit_for_bit(form: str, problem: Any)
     plain = make.fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
     turned = make.fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
     np.testing.assert_array_equal(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns])
+
+
+@pytest.mark.usefixtures("short_solvers")
+@pytest.mark.parametrize("form", FORMS)
+def test_missing_classes_and_few_samples_give_valid_rows(form: str, problem: Any) -> None:
+    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=5)
+    keep = problem.labels != 2
+    for rows, labels, weights in (
+        (problem.logits[keep], problem.labels[keep], None),
+        (problem.logits[:2], problem.labels[:2], [0.5, 1.0]),
+    ):
+        found = make.fit(rows, labels, sample_weight=weights).predict_proba(problem.test_logits)
+        np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-12)
+    for n, weights in ((2, [0.0, 1.0]), (1, None)):
+        with pytest.raises(InvalidInputError, match="X must hold"):
+            make.fit(problem.logits[:n], problem.labels[:n], sample_weight=weights)

@@ -111,6 +111,35 @@ def test_the_top_class_is_interpolated_and_the_others_share_the_rest(problem: An
     np.testing.assert_allclose(fitted.predict_proba(rows), expected, atol=1e-9)
 
 
+def test_the_fit_is_scipys_natural_spline_where_that_passes_through_every_point() -> None:
+    scores, labels = np.array([0.2, 0.35, 0.5, 0.6, 0.7, 0.8]), np.array([0, 1, 0, 1, 1, 0])
+    places = np.linspace(0, 1, 6)
+    spline = CubicSpline(places, np.cumsum(labels - scores) / 6, bc_type="natural")
+    found = fit_scores(scores, labels)[1]
+    np.testing.assert_allclose(found, (scores + spline(places, 1)).clip(0, 1), atol=1e-12)
+
+
+def test_tied_scores_get_one_value_whatever_the_order_of_the_rows() -> None:
+    generator = np.random.default_rng(0)
+    scores, labels = generator.choice([0.1, 0.3, 0.8], size=120), generator.integers(0, 2, 120)
+    order = generator.permutation(120)
+    found, again = fit_scores(scores, labels), fit_scores(scores[order], labels[order])
+    np.testing.assert_allclose(found[0], [0.1, 0.3, 0.8], atol=1e-12)
+    np.testing.assert_allclose(again[1], found[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_count_in_relation_to_one_another_and_much_as_repetition(form: str) -> None:
+    generator = np.random.default_rng(0)
+    logits = generator.normal(scale=2, size=(3_000, 3))
+    labels = (0.5 * logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+    weights = np.where(labels == 0, 3, 1)
+    calibrator = SplineCalibration(form=form)
+    weighted = calibrator.fit(logits, labels, sample_weight=weights / 7).predict_proba(logits)
+    repeated = calibrator.fit(np.repeat(logits, weights, axis=0), np.repeat(labels, weights)).predict_proba(logits)
+    np.testing.assert_allclose(repeated, weighted, atol=2e-3)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_tied_logits_are_corrected_alike_however_they_are_shifted(form: str) -> None:
     generator = np.random.default_rng(0)

@@ -15,8 +15,9 @@ import pytest
 
 import kcal
 from kcal.distributed import Columns, predict
-from kcal.distributed.prediction import Scorer
+from kcal.distributed.prediction import LOCK, Scorer
 from kcal.distributed.tables import InputFile
+from kcal.files import locked_folder
 
 N_FEATURES = 5
 
@@ -219,3 +220,12 @@ def test_unreadable_files_are_named(model, tmp_path):
         predict([tmp_path / "b.parquet", tmp_path / "c.parquet"], model, tmp_path / "other", **options())
     with pytest.raises(kcal.InvalidInputError, match="data"):
         predict(tmp_path / "none*.parquet", model, tmp_path / "other", **options())
+
+
+def test_a_folder_that_another_run_uses_is_named(model, tmp_path):
+    write(tmp_path / "a.parquet", 10, 1)
+    (tmp_path / "out").mkdir()
+    with locked_folder(tmp_path / "out", LOCK), pytest.raises(kcal.InvalidInputError, match="in use by process"):
+        predict(tmp_path / "a.parquet", model, tmp_path / "out", **options())
+    assert not list((tmp_path / "out").glob("*.parquet"))
+    assert predict(tmp_path / "a.parquet", model, tmp_path / "out", **options()).n_rows == 10

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_oracle import COMPACT, DTYPES, ENDLESS, class_sums, cloud, slow_log_sums, slow_posteriors
+from kernel_oracle import COMPACT, DTYPES, ENDLESS, class_sums, cloud, log_densities, slow_log_sums, slow_posteriors
 
 from kcal.kernels import (
     KERNELS,
@@ -309,3 +309,23 @@ def test_a_part_that_the_kernel_does_not_reach_adds_nothing():
     nothing = add_sums([beyond, beyond])
     assert nothing.sums.abs().sum() == 0
     assert torch.isneginf(nothing.offsets).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_point_of_weight_zero_is_absent_and_a_double_weight_is_a_double_point(kernel):
+    points, codes, weights = cloud(10, 40, 3, 3, weighted=True)
+    queries = cloud(11, 12, 3, 1)[0]
+    weights[::3] = 0.0
+    kept = (weights > 0).nonzero()[:, 0]
+    doubled = torch.cat([kept, kept[:9]])
+    halved = weights[doubled].clone()
+    halved[:9] /= 2
+    halved[-9:] /= 2
+    supports = [sort_support(points, codes, 3, weights), sort_support(points[kept], codes[kept], 3, weights[kept])]
+    supports += [sort_support(points[doubled], codes[doubled], 3, halved)]
+    for bandwidth in (0.05, 0.5, 5.0):
+        rows, *others = (class_posteriors(queries, support, bandwidth, kernel=KERNELS[kernel]) for support in supports)
+        densities = [log_densities(queries, support, bandwidth, kernel=KERNELS[kernel]) for support in supports]
+        for other, density in zip(others, densities[1:], strict=True):
+            torch.testing.assert_close(rows, other, rtol=0, atol=1e-12)
+            torch.testing.assert_close(densities[0], density, rtol=0, atol=1e-11)

@@ -122,6 +122,15 @@ def test_integer_weights_equal_repetition(kernel):
         )
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_tiny_bandwidth_shares_between_coincident_points_by_their_weight(kernel):
+    points = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 1.0]], dtype=torch.float64)
+    weights = torch.tensor([1.0, 3.0, 50.0], dtype=torch.float64)
+    query = torch.tensor([[0.25, -0.5]], dtype=torch.float64)
+    computed = posteriors(query, points, torch.tensor([0, 2, 1]), 3, 1e-3, kernel, weights)
+    np.testing.assert_allclose(computed, [[0.25, 0.0, 0.75]], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("factor", [1e-12, 0.5, 7.0, 1e12])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_common_factor_of_the_weights_cancels(kernel, factor):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernel_oracle import COMPACT, cloud, log_densities
+from kernel_oracle import COMPACT, DTYPES, cloud, log_densities, slow_log_sums
 from scipy.integrate import quad
 from sklearn.neighbors import KernelDensity
 
@@ -95,6 +95,18 @@ def test_the_epanechnikov_density_equals_that_of_scikit_learn():
     reference.fit(points.numpy(), sample_weight=weights.numpy())
     computed = log_densities(queries, sort_support(points, codes, 3, weights), 0.5, kernel=KERNELS["epanechnikov"])
     np.testing.assert_allclose(computed, reference.score_samples(queries.numpy()), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_log_densities_equal_the_double_loop(kernel, dtype):
+    points, codes, weights = cloud(66, 30, 2, 3, dtype=dtype, weighted=True)
+    queries = cloud(67, 11, 2, 1, dtype=dtype)[0]
+    computed = log_densities(queries, sort_support(points, codes, 3, weights), 0.6, kernel=KERNELS[kernel])
+    log_sums = slow_log_sums(queries, points, codes, 3, 0.6, kernel=kernel, weights=weights)
+    slow = np.logaddexp.reduce(log_sums, axis=1) - math.log(float(weights.double().sum()))
+    slow -= KERNELS[kernel].log_volume(0.6, 2)
+    np.testing.assert_allclose(computed, slow, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-11)
 
 
 @pytest.mark.parametrize("kernel", COMPACT)

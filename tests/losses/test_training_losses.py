@@ -198,3 +198,18 @@ def test_invalid_arguments_are_named(name: str, call: Callable[[], Any]) -> None
 def test_modules_print_their_parameters() -> None:
     assert repr(FocalLoss(gamma=2)) == "FocalLoss(gamma=2.0, reduction='mean')"
     assert repr(MMCELoss()) == "MMCELoss(coefficient=0.2, weighted=True, reduction='mean')"
+
+
+@pytest.mark.parametrize("module", [FocalLoss(), MMCELoss(), MMCE()], ids=repr)
+def test_training_with_a_loss_lowers_it(module: torch.nn.Module) -> None:
+    logits, labels = batch(2, n=40)
+    free = logits.detach().clone().requires_grad_()
+    optimiser = torch.optim.Adam([free], lr=0.05)
+    losses = []
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss = module(free, labels)
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert 0 < losses[-1] < 0.5 * losses[0]

@@ -126,6 +126,29 @@ def test_calibrated_predictions_are_rejected_as_often_as_the_level_says(estimato
         assert abs(np.mean(values)) < 3.5 * standard_error
 
 
+@pytest.mark.parametrize(
+    ("estimator", "n"), [("unbiased-quadratic", 200), ("biased", 200), ("unbiased-linear", 20_000)]
+)
+def test_overconfident_predictions_are_found(estimator, n):
+    generator = np.random.default_rng(1)
+    found = 0
+    for _ in range(20):
+        probs = generator.dirichlet(np.ones(3), size=n)
+        sharp = probs**3 / (probs**3).sum(axis=1, keepdims=True)
+        labels = draw_labels(probs, generator)
+        result = kernel_calibration_error(sharp, labels, estimator=estimator, bandwidth=0.5, resamples=99)
+        found += result.p_value <= 0.05
+    assert found >= 19
+
+
+def test_normal_test_of_the_linear_estimator_by_hand():
+    # Equal rows: k = 1. Residuals ±(.5, −.5): h = .5 for equal labels, −.5 for different ones.
+    probs, labels = np.full((8, 2), 0.5), np.array([0, 0, 1, 1, 0, 1, 1, 1])
+    result = kernel_calibration_error(probs, labels, estimator="unbiased-linear")
+    assert result.value == pytest.approx(0.25)  # of .5, .5, −.5, .5, with standard error .5/√4
+    assert result.p_value == pytest.approx(0.5 * math.erfc(1 / math.sqrt(2)))
+
+
 def test_one_sample_has_only_a_biased_estimate():
     result = kernel_calibration_error([[0.7, 0.3]], [0], estimator="biased")
     assert result.value == pytest.approx(0.3**2 + 0.3**2)

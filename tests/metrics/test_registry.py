@@ -55,6 +55,17 @@ def test_order_of_the_rows_does_not_matter(metric, predictions):
 
 
 @every_metric
+def test_order_of_the_classes_does_not_matter(metric, predictions):
+    probs, labels = predictions
+    weights = np.random.default_rng(3).gamma(3.0, size=len(labels))
+    for columns in ([1, 2, 0], [2, 1, 0]):
+        turned = probs[:, columns], np.argsort(columns)[labels]
+        assert metric(*turned) == pytest.approx(metric(probs, labels), rel=1e-9)
+        expected = metric(probs, labels, sample_weight=weights)
+        assert metric(*turned, sample_weight=weights) == pytest.approx(expected, rel=1e-9)
+
+
+@every_metric
 @pytest.mark.parametrize("scale", [1e-200, 3.0])
 def test_only_the_ratios_of_weights_matter(metric, scale, predictions):
     weights = np.random.default_rng(4).gamma(3.0, size=len(predictions[1]))

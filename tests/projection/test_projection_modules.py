@@ -81,6 +81,17 @@ def test_start_makes_one_a_fair_bandwidth(kind, dimension):
 
 
 @DTYPES
+@KINDS
+def test_columns_without_variance_do_no_harm_to_the_start(kind, dtype):
+    rows = embeddings(60, 4, dtype=dtype)
+    padded = torch.cat([rows, torch.full((60, 2), 3.0, dtype=dtype)], dim=1)
+    one, other = project(started(kind, padded, 3), padded), project(started(kind, rows, 3), rows)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    constant = torch.full((60, 6), 3.0, dtype=dtype)
+    assert torch.isfinite(project(started(kind, constant, 3), constant)).all()
+
+
+@DTYPES
 def test_at_unit_length_only_the_direction_counts_and_nothing_overflows(dtype):
     rows, module = embeddings(20, 5, dtype=dtype), SkipProjection(5, 3).to(dtype)
     assert not torch.allclose(project(module, 7.0 * rows), project(module, rows))
