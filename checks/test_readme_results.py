@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kcal.datasets
-from kcal.cli.demonstration import evaluate_test, run_methods
+from kcal.cli.demonstration import run_methods
 from scripts.figures import between_markers, results_table
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -20,7 +20,8 @@ def numbers(row: str) -> list[float]:
 
 def test_the_results_of_the_readme_are_those_of_the_code():
     example = kcal.datasets.load_example()
-    evaluations = evaluate_test(run_methods(example, quiet=True).probs, example)
+    probs = run_methods(example, quiet=True).probs
+    evaluations = {name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()}
     written, computed = (text.splitlines() for text in (between_markers(README), results_table(evaluations)))
     assert [row.split("|")[1] for row in written] == [row.split("|")[1] for row in computed]
     assert written[0] == computed[0]

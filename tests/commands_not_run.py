@@ -50,7 +50,11 @@ def check_options(app: Any, words: list[str]) -> None:
     """Raise if a command of kcal or of the experiments has no such argument or option."""
     group: Any = get_command(app)
     command = group.commands[words[0]]
-    command.make_context(words[0], list(words[1:]), resilient_parsing=False)
+    try:
+        command.make_context(words[0], list(words[1:]), resilient_parsing=False)
+    except typer.BadParameter as error:
+        if not str(error).endswith("does not exist."):  # files of the reader
+            raise
 
 
 def check_kcal(words: list[str]) -> None:

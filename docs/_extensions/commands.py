@@ -70,7 +70,10 @@ def section(name: str, command: Any) -> str:
 def reference() -> str:
     """Return the sections of all commands, and the exit codes."""
     group: Any = get_command(commands)
-    sections = [section(name, command) for name, command in group.commands.items()]
+    named = {name: getattr(command, "commands", {"": command}) for name, command in group.commands.items()}
+    sections = [
+        section(f"{name} {part}".strip(), command) for name, parts in named.items() for part, command in parts.items()
+    ]
     return "\n".join([*sections, "## Exit codes", in_line(EXIT_CODES).partition("** ")[2]])
 
 
