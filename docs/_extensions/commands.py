@@ -70,10 +70,12 @@ def section(name: str, command: Any) -> str:
 def reference() -> str:
     """Return the sections of all commands, and the exit codes."""
     group: Any = get_command(commands)
-    named = {name: getattr(command, "commands", {"": command}) for name, command in group.commands.items()}
-    sections = [
-        section(f"{name} {part}".strip(), command) for name, parts in named.items() for part, command in parts.items()
-    ]
+    sections = []
+    for name, command in group.commands.items():
+        if parts := getattr(command, "commands", None):  # a group of commands
+            sections += [section(f"{name} {part}", each) for part, each in parts.items()]
+        else:
+            sections.append(section(name, command))
     return "\n".join([*sections, "## Exit codes", in_line(EXIT_CODES).partition("** ")[2]])
 
 
