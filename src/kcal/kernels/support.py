@@ -48,11 +48,6 @@ class SortedSupport:
         return [int(start) for start in torch.searchsorted(self.codes, boundaries)]
 
     @cached_property
-    def class_counts(self) -> torch.Tensor:
-        """Number of points of each class, (n_classes,)."""
-        return torch.bincount(self.codes, minlength=self.n_classes)
-
-    @cached_property
     def centre(self) -> torch.Tensor:
         """Mean of the points, (d,): centred points are small, and so are their rounding errors.
 

@@ -397,8 +397,9 @@ def _stack(rows: Sequence[NDArray[Any]], width: int) -> Floats:
 class InputMonitor:
     """Watch the ranks of inputs among the calibration set, from 0 to 1, by their density.
 
-    The j-th period of 5,000 inputs is watched by a :class:`~kcal.DriftMonitor` with the probability α/(j·(j + 1)) of a
-    false alarm: all of them together have α. Each begins with the calibration set: slow drift does not become the rule.
+    The j-th period of 5,000 inputs is watched by a :class:`~kcal.monitoring.DriftMonitor` with the probability
+    α/(j·(j + 1)) of a false alarm: all of them together have α. Each begins with the calibration set, so slow drift
+    does not become the rule.
     """
 
     def __init__(self) -> None:
