@@ -1,13 +1,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One environment, filled in two steps: the package with its plots, then everything that the tests need.
+CORE_READY := $(VENV)/.core
 READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE # without bytecode every process compiles all modules anew
 
 LOWEST := .venv-lowest
 LOWEST_READY := $(LOWEST)/.ready
 # What a user installs: the whole of src/. Left out are experiments, benchmarks, fuzzing, documents and pinned numbers.
-CORE := $(addprefix tests/,kernels metrics losses projection support embeddings datasets calibrators monitoring \
+CORE := $(addprefix tests/,kernels metrics losses projection embeddings datasets calibrators monitoring \
 	persistence plots report deployment cli test_progress.py test_public_face.py test_threads.py test_validation.py)
 
 .PHONY: help demo test test-lowest check bench docs figures dist release-check format clean
@@ -16,7 +18,7 @@ CORE := $(addprefix tests/,kernels metrics losses projection support embeddings 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo: $(READY)  ## calibrate a real network's probabilities and show the result
+demo: $(CORE_READY)  ## calibrate a real network's probabilities and show the result
 	$(BIN)/kcal demo
 
 test: check  ## run the checks and the tests
@@ -62,13 +64,16 @@ define environment
 		{ echo "kcal needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D) || \
 		{ $(PYTHON) -m venv --clear --without-pip $(@D) && $(PYTHON) -m pip --python $(@D)/bin/python install pip; }
-	@echo "Installing kcal and what it needs into $(@D); the first time takes a few minutes."
+	@echo "Installing kcal $(2) into $(@D) …"
 	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet $(1)
 	@touch $@
 endef
 
-$(READY): pyproject.toml constraints.txt
-	$(call environment,--constraint constraints.txt --editable '.[all]')
+$(CORE_READY): pyproject.toml constraints.txt
+	$(call environment,--constraint constraints.txt --editable '.[plots]',with its plots)
+
+$(READY): $(CORE_READY)
+	$(call environment,--constraint constraints.txt --editable '.[all]',with everything that the tests need (some minutes))
 
 $(LOWEST_READY): pyproject.toml constraints-lowest.txt
-	$(call environment,--requirement constraints-lowest.txt --editable .)
+	$(call environment,--requirement constraints-lowest.txt --editable .,in the lowest versions)

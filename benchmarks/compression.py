@@ -44,7 +44,7 @@ def measure(task: Task, console: Console) -> None:
     points, labels, groups = resample(calibration, N_POINTS, 0)  # copies of an embedding must not predict each other
     queries, answers, _ = resample(test, N_QUERIES, 1)
     part = KCal(projection="unit").fit(points[:FITTED], labels[:FITTED], groups=groups[:FITTED])
-    rule = {"bandwidth": "rule", "bandwidth_reference": part.bandwidth_reference_}
+    rule = {"bandwidth": "rule", "bandwidth_reference": (part.bandwidth_, part.bandwidth_history_[-1].size)}
     full = KCal(projection="unit", **rule).fit(points, labels, groups=groups)
     start = time.perf_counter()
     small = full.compress(SIZE)

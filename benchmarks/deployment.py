@@ -68,7 +68,7 @@ def compare(calibrator: Any, queries: Any, logits: Any) -> tuple[float, float, f
     """Return milliseconds per row through the calibrator, its module and onnxruntime."""
     import onnxruntime
 
-    predictor, module, blended = HeadPredictor(calibrator), calibrator.as_module(), calibrator.needs_logits_
+    predictor, module, blended = HeadPredictor(calibrator), calibrator.as_module(), calibrator.tags.needs_logits
     rows = {"embeddings": torch.from_numpy(queries), "logits": torch.from_numpy(logits)}
     example = [rows[name] for name in predictor.names]
     options = onnxruntime.SessionOptions()

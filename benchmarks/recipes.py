@@ -25,7 +25,7 @@ def measure(task: Task, recipe: FastRecipe | PaperRecipe) -> tuple[float, float,
     calibrator = fit_on(KCal(recipe=recipe, progress=None), calibration, task.train)
     seconds = time.perf_counter() - start
     probs, labels = calibrator.predict_proba(test.embeddings), test.labels
-    where = f"step {calibrator.checkpoint_step_:,}"
+    where = f"step {calibrator.training_curve_.chosen_step:,}"
     return seconds, negative_log_likelihood(probs, labels), accuracy(probs, labels), where
 
 

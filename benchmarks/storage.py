@@ -20,7 +20,7 @@ NETWORKS = {
 
 
 def projection_parameters(n_features: int, dimension: int) -> int:
-    """Return the number of scalars of a projection: batch norm, linear map with bias, linear layer of the skip."""
+    """Return the number of scalars of a projection: batch norm, linear map with bias, second linear map."""
     return 4 * n_features + n_features * dimension + dimension + dimension**2
 
 

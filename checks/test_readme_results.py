@@ -9,7 +9,7 @@ import pytest
 
 import kcal.datasets
 from kcal.cli.demonstration import run_methods
-from scripts.figures import between_markers, results_table
+from scripts.figures import between_markers, results_table, with_content
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -29,3 +29,10 @@ def test_the_results_of_the_readme_are_those_of_the_code():
         *percentages, loss = numbers(row)
         assert percentages == pytest.approx(numbers(expected)[:-1], abs=0.05), "run make figures"
         assert loss == pytest.approx(numbers(expected)[-1], abs=2e-4), "run make figures"
+
+
+def test_writing_a_table_changes_nothing_else():
+    assert with_content(README, between_markers(README)) == README
+    assert between_markers(with_content(README, "new\n")) == "new\n"
+    with pytest.raises(ValueError, match="has no lines"):
+        with_content("nothing", "new\n")

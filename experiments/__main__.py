@@ -80,10 +80,10 @@ def run_studies(
 
 def print_table(console: Console, table: Table) -> None:
     """Print a table, transposed if it is too wide and has fewer rows than columns."""
-    width = console.measure(table.as_rich(), options=console.options.update(max_width=1_000)).maximum
+    width = max(map(len, table.as_text(10_000).splitlines()))
     transpose = width > console.width and len(table.rows) + 1 < len(table.heading)
-    for part in (table.transposed(table.heading[0]) if transpose else table).fitting(console.width):
-        console.print(part.as_rich())
+    shown = table.transposed(table.heading[0]) if transpose else table
+    console.print(shown.as_text(console.width), markup=False)
     if table.note:
         console.print(printable(table.note), markup=False)
 

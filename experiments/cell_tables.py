@@ -12,7 +12,7 @@ from experiments.lines import Line, Panel
 from experiments.output import LOG_LOSS, floats
 from kcal.benchmark.methods import BENCHMARK_METHODS
 from kcal.benchmark.table import Entry, Table
-from kcal.metrics import METRICS
+from kcal.metrics import PAPER_METRICS
 
 PLACE = ["protocol", "task", "n"]
 FEW = "30"
@@ -82,7 +82,7 @@ def cell_tables(found: pandas.DataFrame, chosen: Sequence[str] = ()) -> list[Tab
     for protocol in protocols:
         part = losses.loc[protocol]
         bold = part.eq(part.min(axis=1), axis=0)
-        texts = part.map(METRICS[LOG_LOSS].format)
+        texts = part.map(PAPER_METRICS[LOG_LOSS].format)
         tables.append(_table(f"log-loss-{protocol}", f"Log-loss, {protocol}", texts, MEAN_NOTE, bold))
     worst = 100 * accuracies.sub(accuracies["uncal"], axis=0).groupby(level=PLACE[:2], sort=False).min()
     tables.append(
@@ -107,10 +107,13 @@ def difference_table(found: pandas.DataFrame, metric: str, protocol: str) -> Tab
     differences = values.sub(values["ts"], axis=0).drop(columns="ts")
     mean, error = means(differences), differences.groupby(level=PLACE, sort=False).sem()
     texts = mean.map(_signed) + error.where(mean.notna()).map(lambda value: f"±{value:.2f}" if value == value else "")
-    title = METRICS[metric].title
+    title = PAPER_METRICS[metric].title
     note = "Mean ± standard error over splits, which have rows in common; below zero is better."
     return _table(
-        f"{title}-{protocol}".lower(), f"{title} minus that of ts, {protocol}, points", texts.loc[protocol], note
+        f"{title}-{protocol}".lower().replace(" ", "-"),
+        f"{title} minus that of ts, {protocol}, points",
+        texts.loc[protocol],
+        note,
     )
 
 

@@ -170,7 +170,7 @@ def measure_task(
     calls = []
     for cell in missing:
         method = prepared(cell.method, cell.protocol == "group")
-        learns = method.projection is None and new_calibrator(cell.method, seed=SEED).uses_training_set
+        learns = method.projection is None and new_calibrator(cell.method, seed=SEED).tags.uses_training_set
         calls.append((task if learns else without_training, cell, plan[cell], method))
     for cell, row in in_parallel(measure_cell, calls, jobs=jobs):
         store.add(cell, row)

@@ -144,10 +144,12 @@ def cover(problem: Problem, data_sets: int, resamples: int) -> dict[str, float]:
         options: dict[str, Any] = {"confidence": 0.95, "resamples": resamples, "groups": data.groups, "seed": number}
         truth = true_errors(data)
         of_classes = truth.pop("class_errors")
-        intervals = evaluate(data.probs, data.labels, **options).intervals
+        intervals = evaluate(data.probs, data.labels, protocol="paper", **options).intervals
         for name, value in (truth | scores).items():
-            hits.setdefault(name, []).append(_contains(*intervals[name], value))
-        errors = class_errors(data.probs, data.labels, **options)
+            low, high = intervals[name]
+            hits.setdefault(name, []).append(_contains(low, high, value))
+        bins: dict[str, Any] = {"bins": 20, "adaptive": True, "threshold": "max"}
+        errors = class_errors(data.probs, data.labels, **bins, **options)
         inside = _contains(errors.low, errors.high, of_classes)
         hits.setdefault("class_errors", []).append(float(inside[np.isfinite(of_classes)].mean()))
     return {name: float(np.mean(values)) for name, values in hits.items()}

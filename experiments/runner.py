@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.fingerprint import code_fingerprint
 from experiments.lines import line_panels
 from experiments.output import small_png, tables_csv
 from experiments.study import Measurements, Study, StudyOutput, Values
 from kcal.benchmark import Task
-from kcal.benchmark.store import code_fingerprint, versions
+from kcal.benchmark.store import versions
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import locked_folder, write_whole
 from kcal.progress import Report

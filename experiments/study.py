@@ -131,7 +131,7 @@ class Fitted:
 
 
 def main_metrics(probs: NDArray[Any], labels: NDArray[np.int64]) -> dict[str, float]:
-    every = metrics.evaluate(probs, labels).as_dict()
+    every = metrics.evaluate(probs, labels, protocol="paper").as_dict()
     return {name: every[name] for name in MAIN_METRICS}
 
 

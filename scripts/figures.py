@@ -14,12 +14,12 @@ import typer
 
 import kcal
 from kcal import KCalBlend, plots
-from kcal.benchmark.results import MAIN_METRICS
 from kcal.cli.demonstration import draw, run_methods
 from kcal.cli.evaluate import method_title
 from kcal.datasets import Example, load_example
 from kcal.files import write_whole
-from kcal.metrics import METRICS, Evaluation
+from kcal.metrics import Evaluation
+from kcal.metrics.registry import MAIN_METRICS
 
 ROOT = Path(__file__).parents[1]
 EXPLAINED_ROW = 14
@@ -27,14 +27,16 @@ START, END = "<!-- written by make figures -->\n", "<!-- end -->\n"
 
 
 def results_table(evaluations: Mapping[str, Evaluation]) -> str:
-    """Return methods as rows and the main metrics as columns, the best of each column in bold."""
-    metrics = [METRICS[name] for name in MAIN_METRICS]
+    """Return methods as rows and metrics as columns, the best of each column in bold."""
     columns = []
-    for metric in metrics:
+    for metric in MAIN_METRICS:
         values = [evaluation.as_dict()[metric.name] for evaluation in evaluations.values()]
         best = metric.format((max if metric.direction == "higher" else min)(values))
         columns.append([f"**{text}**" if text == best else text for text in map(metric.format, values)])
-    rows = [["method", *(metric.labelled(metric.title) for metric in metrics)], ["---", *["--:"] * len(metrics)]]
+    rows = [
+        ["method", *(metric.labelled(metric.title) for metric in MAIN_METRICS)],
+        ["---", *["--:"] * len(MAIN_METRICS)],
+    ]
     rows += [[method_title(name), *cells] for name, cells in zip(evaluations, zip(*columns, strict=True), strict=True)]
     return "".join(f"|{'|'.join(row)}|\n" for row in rows)
 

@@ -51,7 +51,7 @@ def query_rows(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.
 
 def inputs_of(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> Inputs:
     """Return the arguments of the module: None for what the method does not use."""
-    return (None if calibrator.inputs == "logits" else embeddings), (logits if calibrator.needs_logits_ else None)
+    return (None if calibrator.inputs == "logits" else embeddings), (logits if calibrator.tags.needs_logits else None)
 
 
 def first_rows(inputs: Inputs, size: int) -> Inputs:

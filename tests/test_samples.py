@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import kcal
-from kcal.errors import HeldOutWarning
 
 N = 120
 
@@ -19,16 +18,6 @@ def grouped_problem():
 def renamed(groups):
     """The same groups under names of another order."""
     return np.array(["k", "a", "x", "c", "z", "b", "q", "d", "y", "e", "w", "f"])[groups]
-
-
-@pytest.mark.filterwarnings("ignore::kcal.errors.HeldOutWarning")
-def test_renaming_groups_changes_neither_the_held_out_half_nor_the_projection():
-    rows, labels, groups = grouped_problem()
-    recipe = kcal.FastRecipe(steps=4, batch_size=30)
-    one, other = (kcal.KCal(recipe=recipe).fit(rows, labels, groups=names) for names in (groups, renamed(groups)))
-    np.testing.assert_array_equal(one.support_indices_, other.support_indices_)
-    assert set(groups[one.support_indices_]).isdisjoint(np.delete(groups, one.support_indices_))
-    np.testing.assert_array_equal(one.predict_proba(rows[:5] + 1), other.predict_proba(rows[:5] + 1))
 
 
 @pytest.mark.parametrize(
@@ -69,13 +58,3 @@ def test_samples_without_weight_do_not_move_the_folds_of_others():
     weighted = calibrator.fit(rows, labels, groups=groups, sample_weight=weights).bandwidth_curve_.loss
     alone = calibrator.fit(rows[kept], labels[kept], groups=groups[kept]).bandwidth_curve_.loss
     assert alone == pytest.approx(weighted, rel=1e-8)
-
-
-def test_held_out_half_is_stratified_and_keeps_odd_samples():
-    rows, labels, _ = grouped_problem()
-    labels[labels == 2] = 1
-    labels[7] = 2  # alone
-    with pytest.warns(HeldOutWarning):
-        fitted = kcal.KCal(recipe=kcal.FastRecipe(steps=2, batch_size=30)).fit(rows, labels)
-    counts = np.bincount(labels)
-    np.testing.assert_array_equal(np.bincount(labels[fitted.support_indices_]), counts - counts // 2)

@@ -1,7 +1,6 @@
 """The border: which arrays, labels, groups and weights are accepted, what errors name, and row fingerprints."""
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.exceptions import DataConversionWarning
 
-from kcal import KCal, KCalBlend
 from kcal.errors import InvalidInputError
 from kcal.validation import (
     check_choice,
@@ -31,7 +29,6 @@ from kcal.validation import (
     encode_labels,
     kind_of,
     row_fingerprints,
-    shown,
 )
 
 steady = settings(deadline=None, derandomize=True, max_examples=80)
@@ -87,7 +84,7 @@ def test_matrix_is_copied_only_where_torch_cannot_share_it():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_first_row_that_is_not_finite_is_named(kind, value):
     rows = [[1.0, 2.0], [3.0, 4.0], [5.0, value], [-value, 8.0]]
-    for logits in (False, True):
+    for logits in (False, True) if value != -np.inf else (False,):  # a logit of −∞ is masked out
         with pytest.raises(InvalidInputError, match=r"^embeddings .* at row 2\."):
             check_matrix(kind(rows), "embeddings", logits=logits)
 
@@ -123,17 +120,6 @@ def test_masked_arrays_raise_by_name():
     assert check_matrix(np.ma.masked_array(np.ones((2, 2)))).tolist() == [[1.0, 1.0]] * 2
 
 
-@pytest.mark.parametrize("missing", [pd.NaT, np.datetime64("NaT"), np.timedelta64("NaT"), np.timedelta64(3)])
-def test_times_among_objects_never_become_numbers(missing):
-    for attempt in (
-        lambda: check_matrix(np.array([[missing, 1.0]], dtype=object)),
-        lambda: check_weights(np.array([missing, 1.0], dtype=object), 2),
-        lambda: check_labels(np.array([missing, 1], dtype=object), 2),
-    ):
-        with pytest.raises(InvalidInputError):
-            attempt()
-
-
 @pytest.mark.parametrize("kind", [np.ones, torch.ones], ids=["numpy", "torch"])
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (3,), (2, 2, 2), ()])
 def test_matrix_needs_two_dimensions_and_entries(kind, shape):
@@ -142,13 +128,6 @@ def test_matrix_needs_two_dimensions_and_entries(kind, shape):
     assert check_matrix(np.array(ROWS), columns=2).shape == (3, 2)
     with pytest.raises(InvalidInputError, match="X has 2 features, but KCal is expecting 5 features as input"):
         check_matrix(np.array(ROWS), columns=5, owner="KCal")
-
-
-def test_negative_views_are_read_as_their_values():
-    view = torch.tensor([[1 + 1j, 2 - 3j]]).conj().imag
-    assert view.is_neg()
-    assert check_matrix(view).tolist() == [[-1.0, 3.0]]
-    np.testing.assert_allclose(check_weights(torch.tensor([1 - 2j, 1 - 4j]).conj().imag, 2), [2 / 3, 4 / 3])
 
 
 # ---------------------------------------------------------------- labels
@@ -309,12 +288,6 @@ def test_encoding_is_the_position_in_the_classes(data):
     assert codes.tolist() == [classes.index(label) for label in labels]
 
 
-def test_numbers_are_found_whatever_their_type():
-    assert encode_labels(np.array([2.0, 0.0]), np.array([0, 1, 2])).tolist() == [2, 0]
-    assert encode_labels(np.array([2, 0], dtype=np.uint8), np.array([0.0, 1.0, 2.0])).tolist() == [2, 0]
-    assert encode_labels(np.array([True, False]), np.array([0, 1])).tolist() == [1, 0]
-
-
 @pytest.mark.parametrize(
     ("labels", "classes", "shown", "row"),
     [
@@ -349,17 +322,6 @@ def test_odd_value_of_an_option_raises_by_name():
                 attempt(value)
             assert raised.value.parameter == name
             assert len(raised.value.got) < 100
-
-
-def test_options_are_returned_as_plain_python_values():
-    assert type(check_integer(np.int32(3), "bins", minimum=1, maximum=9)) is int
-    assert type(check_number(np.float32(0.5), "level", minimum=0)) is float
-    assert check_flag(np.bool_(True), "adaptive") is True
-    assert check_seed(2**64 - 1) == 2**64 - 1
-    with pytest.raises(InvalidInputError, match=r"^level "):
-        check_number(0, "level", minimum=0, exclusive=True)
-    assert shown(np.ones((2, 3))) == "ndarray of shape (2, 3)"
-    assert shown("a" * 100) == "'" + "a" * 79 + "…"
 
 
 # ---------------------------------------------------------------- fingerprints
@@ -407,30 +369,3 @@ class Images(torch.utils.data.Dataset):
 
     def __getitem__(self, row: int) -> torch.Tensor:
         return torch.zeros(2)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        lambda: Images(),
-        lambda: torch.utils.data.DataLoader(Images()),
-        lambda: iter(torch.utils.data.DataLoader(Images())),
-        lambda: (row for row in np.zeros((3, 2))),
-        lambda: np.zeros((5, 3, 8, 8)),
-        lambda: torch.zeros(5, 8, 8),
-    ],
-    ids=["dataset", "loader", "iterator", "generator", "images", "grey images"],
-)
-def test_data_sets_and_images_get_the_hint_to_run_the_network(given: Any) -> None:
-    for fit in (KCal(projection="identity").fit, KCalBlend().fit):
-        with pytest.raises(InvalidInputError, match=r"^X must .* Extract the embeddings first"):
-            fit(given(), [0, 1, 0, 1, 0])
-    with pytest.raises(InvalidInputError, match=r"^logits must .* Run the network first"):
-        KCalBlend().fit(np.zeros((5, 2)), [0, 1, 0, 1, 0], logits=given())
-
-
-def test_dimension_above_that_of_the_embeddings_raises() -> None:
-    rows, labels = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
-    training = {"train_embeddings": rows + 1.0, "train_labels": labels}
-    with pytest.raises(InvalidInputError, match=r"^dimension .* 4; got 5"):
-        KCal(dimension=5).fit(rows, labels, **training)

@@ -35,11 +35,7 @@ for ax, name in zip(axes, ["no calibration", "KCalBlend"], strict=True):
 # frequent than it says.
 shown = ["Coat", "Shirt", "Sneaker"]
 columns = [example.classes.index(name) for name in shown]
-options = {"bins": 10, "adaptive": False}
-rows = {
-    name: [metrics.reliability(predicted, test.labels, of=k, **options) for k in columns]
-    for name, predicted in probs.items()
-}
+rows = {name: [metrics.reliability(predicted, test.labels, of=k) for k in columns] for name, predicted in probs.items()}
 grid = plots.reliability_grid(rows, shown, figure=plt.figure(figsize=(7, 8), layout="constrained"))
 
 # %%

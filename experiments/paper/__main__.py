@@ -5,10 +5,11 @@ from __future__ import annotations
 import typer
 
 from experiments.__main__ import Commands
-from experiments.paper.commands import bench, embed, results, train
-from experiments.paper.prepare import prepare
+from experiments.paper.ablations import ablations, overhead
+from experiments.paper.commands import bench, embed, prepare, results, train
+from experiments.paper.page import collect, page
 
-COMMANDS = (prepare, train, embed, bench, results)
+COMMANDS = (prepare, train, embed, bench, results, ablations, overhead, collect, page)
 """Functions with their options; a function's name is its command, its docstring the help."""
 
 app = typer.Typer(

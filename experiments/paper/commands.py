@@ -1,4 +1,4 @@
-"""The commands ``train``, ``embed``, ``bench`` and ``results`` of ``python -m experiments.paper``."""
+"""The commands ``prepare``, ``train``, ``embed``, ``bench`` and ``results`` of ``python -m experiments.paper``."""
 
 from __future__ import annotations
 
@@ -6,19 +6,83 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 
 from experiments.paper.checkpoints import Checkpoint
+from experiments.paper.data import DATA_SETS
+from experiments.paper.data.sources import MissingDataError
 from experiments.paper.networks import NETWORKS
+from experiments.paper.prepared import PARTS, PreparedData
 from experiments.paper.settings import LOSSES
+from kcal.benchmark.table import Entry, Table
 from kcal.errors import InvalidInputError, printable
+from kcal.validation import check_choice
 
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="Folder of prepared data.")]
 Run = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="NAME.pt; a run that was stopped resumes.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No lines, no progress bar.")]
+MAX_CLASSES = 20
+"""Classes with a row each; of more, the table shows the smallest and the largest."""
 LossName = StrEnum("LossName", {name: name for name in LOSSES})  # type: ignore[misc]
 NetworkName = StrEnum("NetworkName", {name: name for name in NETWORKS})  # type: ignore[misc]
+
+
+def prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '.join(DATA_SETS)}.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The folder (or file) of the data set.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Write the prepared data there.")],
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same split.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no table.")] = False,
+) -> None:
+    """Read a data set as its owners distribute it and write inputs, labels and splits for training."""
+    if name not in DATA_SETS:
+        raise InvalidInputError("NAME", f"must be one of {', '.join(DATA_SETS)}", got=name)
+    data_set = DATA_SETS[name]
+    try:
+        if not source.exists():
+            raise data_set.layout.missing(source.parent, source.name)
+        data = data_set.prepare(source, out, seed=seed, show=False if quiet else None)
+    except MissingDataError as error:
+        typer.secho("error: ", err=True, nl=False, bold=True, fg="red")
+        for line in str(error).splitlines():
+            typer.echo(printable(line), err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("nothing was completed; the same command begins again.") from stop
+    if not quiet:
+        console = Console(highlight=False)
+        console.print(count_table(data).as_text(console.width), markup=False)
+    typer.echo(f"{data.name} is in {out}")
+
+
+def count_table(data: PreparedData) -> Table:
+    """Return the number of samples of each class, and of groups, with a column for each part."""
+    masks = part_masks(data)
+    sizes = np.stack([np.bincount(data.labels[mask], minlength=len(data.classes)) for mask in masks.values()], axis=1)
+    if len(data.classes) <= MAX_CLASSES:
+        rows = dict(zip(data.classes, sizes, strict=True))
+    else:
+        rows = {"smallest class": sizes.min(axis=0), "largest class": sizes.max(axis=0)}
+    rows["all"] = sizes.sum(axis=0)
+    if data.groups is not None:
+        rows["groups"] = np.array([len(np.unique(data.groups[mask])) for mask in masks.values()])
+    return Table(
+        name="counts",
+        title=f"{data.name}: {len(data.classes):,} classes, {data.kind} of shape {tuple(data.inputs.shape[1:])}",
+        heading=("samples", *masks),
+        rows=tuple((Entry(name), *(Entry(f"{number:,}") for number in numbers)) for name, numbers in rows.items()),
+    )
+
+
+def part_masks(data: PreparedData) -> dict[str, NDArray[np.bool_]]:
+    """Return where each part is, with a part of its own for the samples that were added to the training set."""
+    masks = {part: np.asarray(data.parts == number) for number, part in enumerate(PARTS)}
+    if data.oversampled is not None:
+        masks = {"train": masks.pop("train"), "added to train": np.asarray(data.oversampled), **masks}
+    return masks
 
 
 def train(
@@ -30,6 +94,8 @@ def train(
     ],
     short: Annotated[bool, typer.Option("--short", help="Few epochs, for a processor (pn2017).")] = False,
     epochs: Annotated[int | None, typer.Option(min=0, help="Other epochs than those of the table.")] = None,
+    balance: Annotated[float | None, typer.Option(min=0, max=1, help="1: all classes equally often, 0: as is.")] = None,
+    keep: Annotated[str | None, typer.Option(help="Checkpoint to use: last or best.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -40,6 +106,7 @@ def train(
 
     prepared = read_prepared(data)
     changes: dict[str, Any] = {"network": None if network is None else network.value, "epochs": epochs}
+    changes |= {"balance": balance, "keep": keep if keep is None else check_choice(keep, "keep", ("last", "best"))}
     settings = settings_for(prepared.name, short=short, **changes)
     console = Console(highlight=False, soft_wrap=True)
     try:
@@ -143,11 +210,11 @@ def results(
     from kcal.benchmark.results import Results
     from kcal.files import write_whole
 
-    measured, _ = Results.read(folder / "results.json")
+    measured = Results.read(folder / "results.json")
     tables = comparison_tables(measured, data_set)
     console = Console(highlight=False, quiet=quiet)
     for table in tables:
         print_table(console, table.transposed())
-    console.print("\n".join(f"- {text}" for text in DIFFERENCES[data_set]), markup=False)
+    console.print("\n".join(f"- {text}" for text in DIFFERENCES.get(data_set, ())), markup=False)
     if out is not None:
         write_whole(out, as_page(tables, data_set).encode())

@@ -12,7 +12,6 @@ from experiments.paper.inputs import Batches
 from experiments.paper.prepared import PreparedData
 from kcal import ClassifierOutputs, extract
 from kcal.benchmark import Task, write_task
-from kcal.benchmark.tasks import HALF_LOGIT_ERROR, in_least_precision
 from kcal.errors import InvalidInputError
 from kcal.files import write_whole
 
@@ -61,7 +60,6 @@ def embed_companion(checkpoint: Checkpoint, data: PreparedData, path: str | Path
     if loss == "cross-entropy":
         raise InvalidInputError("companion", "must be trained with the loss focal or mmce", got=loss)
     pool = outputs_of(checkpoint, data, "pool")
-    logits = in_least_precision(pool.logits, largest_error=HALF_LOGIT_ERROR)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, pool_logits=logits, pool_labels=pool.labels.astype(np.int32))
+    np.savez_compressed(buffer, allow_pickle=False, pool_logits=pool.logits, pool_labels=pool.labels.astype(np.int32))
     return write_whole(task.with_name(f"{task.stem}@{loss}.npz"), buffer.getvalue())

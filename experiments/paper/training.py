@@ -32,10 +32,7 @@ from kcal.progress import Advance, progress_bar
 from kcal.validation import check_choice
 
 LOWEST_RATE = 1e-5
-MOMENTUM = 0.9
 PLATEAU_PATIENCE, PLATEAU_FACTOR = 10, 0.5
-MAX_GRADIENT = 5.0
-"""Norm to which gradients are clipped."""
 Report = Callable[[dict[str, Any]], None]
 """Called with the record of every finished epoch."""
 
@@ -72,7 +69,7 @@ def train(
     Returns
     -------
     Checkpoint
-        With the weights of the best validation macro-F1, or the last ones without a validation part.
+        With the last weights, or those of the best validation macro-F1 if the settings keep the best.
     """
     check_choice(loss, "loss", LOSSES)
     training = Training(data, settings, loss, seed)
@@ -141,8 +138,8 @@ class Training:
         record |= {} if validation is None else asdict(validation)
         record["seconds"] = time.perf_counter() - started
         self.history.append(record)
-        if validation is None or validation.macro_f1 > self.chosen.score:
-            score = -math.inf if validation is None else validation.macro_f1
+        score = -math.inf if validation is None else validation.macro_f1
+        if self.settings.keep == "last" or validation is None or score > self.chosen.score:
             self.chosen = Chosen(self.epoch, score, weights_of(self.network))
         return record
 
@@ -163,7 +160,8 @@ class Training:
                 loss = self._loss(logits.float(), labels, rows[index * size : index * size + len(labels)])
                 self.optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(self.network.parameters(), MAX_GRADIENT)
+                if self.settings.max_gradient is not None:
+                    nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.max_gradient)
                 self.optimizer.step()
                 total += loss.item() * len(labels)
                 advance(f"epoch {self.epoch + 1}, loss {loss.item():.3f}")
@@ -210,10 +208,10 @@ class Training:
 
 
 def new_optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    """Return SGD with momentum, or AdamW."""
+    """Return SGD without momentum, or AdamW."""
     rate, decay = settings.learning_rate, settings.weight_decay
     if check_choice(settings.optimizer, "optimizer", ("sgd", "adamw")) == "sgd":
-        return torch.optim.SGD(network.parameters(), rate, momentum=MOMENTUM, weight_decay=decay)
+        return torch.optim.SGD(network.parameters(), rate, weight_decay=decay)
     return torch.optim.AdamW(network.parameters(), rate, weight_decay=decay)
 
 

@@ -14,7 +14,6 @@ from kcal.errors import (
     ExportError,
     FewSamplesWarning,
     FileFormatError,
-    HeldOutWarning,
     IdentifiabilityWarning,
     InvalidInputError,
     KcalError,
@@ -86,7 +85,6 @@ __all__ = [
     "FewSamplesWarning",
     "FileFormatError",
     "GaussianProcessCalibration",
-    "HeldOutWarning",
     "HistogramBinning",
     "IMaxBinning",
     "IdentifiabilityWarning",
@@ -158,4 +156,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "metrics", "monitoring", "plots"})

@@ -85,10 +85,6 @@ class MissingClassWarning(KcalWarning):
     """A class has no calibration sample."""
 
 
-class HeldOutWarning(KcalWarning):
-    """No training set was given, so that part of the calibration set was held out to train the projection."""
-
-
 class FewSamplesWarning(KcalWarning):
     """There are too few calibration samples for the method."""
 

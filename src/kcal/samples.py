@@ -1,4 +1,4 @@
-"""The samples of a fit: what a network gave for them, checked and encoded, and their splits into halves and folds.
+"""The samples of a fit: what a network gave for them, checked and encoded, and their splits into folds.
 
 One record goes through the whole library: calibration sets, training sets of a projection, online updates, stores.
 """
@@ -112,24 +112,6 @@ class Samples:
             keys[self.counted] = fold_codes(self.codes[self.counted], n_folds, groups, seed)
         device = None if self.embeddings is None else self.embeddings.device
         return None if keys is None else torch.as_tensor(keys, device=device)
-
-    def halves(self, seed: int) -> tuple[Samples, Samples]:
-        """Return two halves, each in ascending order.
-
-        Without groups every class is halved, and the second half gets the odd sample: a class with one sample is there.
-        With groups whole groups are split into halves of similar class frequencies; the second has more classes or
-        samples.
-        """
-        if self.groups is None:
-            generator = np.random.default_rng([seed, 1])
-            members = [generator.permutation(np.flatnonzero(self.codes == k)) for k in np.unique(self.codes)]
-            first = np.sort(np.concatenate([rows[: len(rows) // 2] for rows in members]))
-            halves = [first, np.setdiff1d(np.arange(len(self)), first)]
-        else:
-            folds = _grouped_folds(self.codes, self.groups, 2, seed)
-            halves = [np.flatnonzero(folds == fold) for fold in range(2)]
-            halves.sort(key=lambda rows: (len(np.unique(self.codes[rows])), len(rows)))
-        return self.select(halves[0]), self.select(halves[1])
 
     def class_weights(self) -> Floats:
         """Return the total weight of each class, (n_classes,)."""

@@ -41,6 +41,9 @@ MAX_SHOWN = 80
 FINGERPRINT_ROWS = 4096
 """Rows of which fingerprints are computed at once: they take several times the memory of the rows."""
 
+NOT_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
+"""Entries of which float() makes numbers, though they are not meant as such."""
+
 _EMBEDDINGS = "Extract the embeddings first: pass the output of the penultimate layer for each sample, an (n, h) array."
 _LOGITS = "Run the network first: pass its logits, (n, n_classes)."
 _NOT_FINITE = "Remove such rows, or correct what computed them."
@@ -61,8 +64,7 @@ def is_tensor(values: Any) -> TypeGuard[torch.Tensor]:
 
 def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Return a detached tensor whose memory holds its values; raise unless it is dense and of real numbers."""
-    unreadable = tensor.is_nested or tensor.is_meta or tensor.is_quantized or tensor.is_complex()
-    if unreadable or str(tensor.layout) != "torch.strided" or (tensor.is_floating_point() and tensor.itemsize == 1):
+    if tensor.is_complex() or tensor.is_meta or str(tensor.layout) != "torch.strided":
         got = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
         raise InvalidInputError(name, "must be a dense tensor of real numbers", got=got)
     return tensor.detach().resolve_neg()
@@ -98,26 +100,18 @@ def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
             array = check_array(values, dtype=None, ensure_2d=False, allow_nd=True, input_name=name, **options)
         else:
             array = to_array(values, name) if is_tensor(values) else np.asarray(values)
-        if array.dtype.kind not in "biuf":
-            _raise_unless_numbers(array, name)
-        if array.dtype in (np.float32, np.float64):
-            return np.asarray(array)
-        return np.asarray(array, dtype=np.float32 if array.dtype == np.float16 else np.float64)
+        entries = () if array.dtype.kind in "biuf" else array.flat
+        wrong = next((entry for entry in entries if isinstance(entry, NOT_NUMBERS)), None)
+        if array.dtype.kind not in "biufO" or wrong is not None:
+            got = f"text, {str(wrong)[:60]!r}" if isinstance(wrong, str) else str(array.dtype)
+            remedy = f"Convert it with {name}.astype(float), or leave such columns out."
+            remedy = "Complex data not supported." if array.dtype.kind == "c" else remedy
+            raise InvalidInputError(name, "must be real numbers", got=got, remedy=remedy)
+        return np.asarray(array, dtype=np.float32 if array.dtype in (np.float16, np.float32) else np.float64)
     except InvalidInputError:
         raise
     except (ValueError, TypeError, OverflowError, AttributeError) as error:
         raise NotNumbersError(name, "must be an array of numbers", remedy=_sentence(error)) from error
-
-
-def _raise_unless_numbers(array: NDArray[Any], name: str) -> None:
-    """Raise for text, also if it reads as numbers, and for times, of which float() makes numbers."""
-    unsuitable = (str, bytes, np.datetime64, np.timedelta64)
-    wrong = next((value for value in array.flat if isinstance(value, unsuitable)), None)
-    if array.dtype.kind != "O" or wrong is not None:
-        got = f"text, {wrong[:60]!r}" if isinstance(wrong, str) else str(array.dtype)
-        convert = f"Convert it with {name}.astype(float), or leave such columns out."
-        remedy = "Complex data not supported." if array.dtype.kind == "c" else convert
-        raise InvalidInputError(name, "must be real numbers", got=got, remedy=remedy)
 
 
 def _raise_if_masked(values: Any, name: str) -> None:
@@ -207,8 +201,11 @@ def _bounded(tensor: torch.Tensor, name: str, *, logits: bool) -> torch.Tensor:
     bound = MAX_LOGIT if logits else MAX_MAGNITUDE
     if -bound <= lowest <= highest <= bound:
         return tensor
-    if not -inf < lowest <= highest < inf:
-        row = int((~torch.isfinite(tensor)).any(dim=1).nonzero()[0])
+    valid = torch.isfinite(tensor)
+    if logits:  # −∞ masks a class out, but not all classes of a row
+        valid |= (tensor == -inf) & valid.any(dim=1, keepdim=True)
+    if not valid.all():
+        row = int((~valid).any(dim=1).nonzero()[0])
         got = f"{'NaN' if bool(torch.isnan(tensor[row]).any()) else 'infinity'} at row {row}"
         raise InvalidInputError(name, "must be finite, without NaN or inf", got=got, remedy=_NOT_FINITE)
     if logits:
@@ -353,14 +350,9 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
         raise InvalidInputError(name, "is required: kcal requires y to be passed, but the target y is None")
     array = to_array(labels, name)
     if array.ndim == 2 and array.shape[1] == 1:
-        from sklearn.exceptions import DataConversionWarning
+        from sklearn.utils import column_or_1d
 
-        message = (
-            f"A column-vector {name} was passed when a 1d array was expected. "
-            f"Please change the shape of {name} to (n_samples, ), for example using ravel()."
-        )
-        warn(message, DataConversionWarning)
-        array = array.ravel()
+        array = column_or_1d(array, warn=True, input_name=name)
     array = _storable(_vector(array, n_samples, name), name)
     if array.dtype.kind == "f":
         raise_where(array % 1 != 0, array, name, "must be class labels", "Unknown label type: continuous.")
@@ -441,8 +433,9 @@ def check_nonnegative(weights: Any, n_samples: int, name: str) -> NDArray[np.flo
 def _vector(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
     """Return an array; raise unless it is one-dimensional with one entry per sample."""
     if array.ndim != 1:
-        convert = f"{name}.ravel()" if array.shape[1:] == (1,) else f"{name}.argmax(axis=1) of one-hot rows"
-        remedy = f"Pass {convert}." if array.ndim == 2 else ""
+        remedy = f"Pass {name}.ravel()." if array.shape[1:] == (1,) else ""
+        if array.ndim == 2 and not remedy and name.endswith(("y", "labels")):
+            remedy = f"Pass {name}.argmax(axis=1) of one-hot rows."
         raise InvalidInputError(name, "must be one-dimensional", got=f"shape {array.shape}", remedy=remedy)
     if len(array) != n_samples:
         got = f"{len(array)} entries for {n_samples} samples (inconsistent numbers of samples)"

@@ -17,6 +17,8 @@ from kcal.metrics import negative_log_likelihood
 from quick_blend import blend_of
 from two_input_problems import prior_penalty
 
+pytestmark = pytest.mark.filterwarnings("ignore:No logits were given")
+
 
 @pytest.fixture(scope="module")
 def blend(problem: Any) -> KCalBlend:

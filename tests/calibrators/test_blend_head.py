@@ -28,6 +28,8 @@ from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
 from synthetic import CENTRES, Problem, make_problem
 
+pytestmark = pytest.mark.filterwarnings("ignore:No logits were given")
+
 HEAD = (3.0 * CENTRES, -1.5 * (CENTRES**2).sum(axis=1))  # of the logits of the problem
 
 
@@ -160,7 +162,7 @@ def test_export_networks_and_records_need_embeddings_only(problem: Problem, tmp_
     x, new = torch.from_numpy(problem.embeddings).float(), torch.from_numpy(problem.test_embeddings).float()
     wrong = np.full_like(problem.logits, np.nan)  # not looked at
     blend = fit_on(KCalBlend(head=HEAD), ClassifierOutputs(problem.embeddings, wrong, problem.labels))
-    assert not blend.needs_logits_
+    assert not blend.tags.needs_logits
     expected = fitted().predict_proba(problem.test_embeddings)
     np.testing.assert_array_equal(predict_on(blend, ClassifierOutputs(problem.test_embeddings)), expected)
     network = nn.Sequential(nn.Identity(), layer())

@@ -12,7 +12,10 @@ import pytest
 from scipy.special import softmax
 
 from kcal import KCalBlend
+from kcal.calibrators import calibrator_from_state, calibrator_state
 from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
+
+pytestmark = pytest.mark.filterwarnings("ignore:No logits were given")
 
 
 def test_logits_are_needed_or_refused_as_at_the_fit(problem: Any) -> None:
@@ -74,13 +77,14 @@ def test_probabilities_as_logits_when_told(problem: Any) -> None:
 
 
 def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: Any) -> None:
-    state = KCalBlend(head=(problem.logits[:3] @ np.ones((3, 6)), None)).fit(problem.embeddings, problem.labels).state()
+    blend = KCalBlend(head=(problem.logits[:3] @ np.ones((3, 6)), None)).fit(problem.embeddings, problem.labels)
+    state = calibrator_state(blend)
     parts = ("exponents", "mixture", "frequencies", "network.factors", "refit.bias", "head.weight", "estimate.points")
     for name in (f"model.{part}" for part in parts):
         tensor = state.tensors[name]
         for damaged in (tensor[..., :-1], tensor.half()):
             with pytest.raises(FileFormatError, match=name.rpartition(".")[2]):
-                KCalBlend.from_state(replace(state, tensors=state.tensors | {name: damaged}))
+                calibrator_from_state(replace(state, tensors=state.tensors | {name: damaged}))
 
 
 def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:

@@ -21,7 +21,7 @@ def fit(noise, **recipe):
     fitted = KCal(projection=TrainedProjection(checkpoints, steps, curve, FastRecipe(**recipe), *known)).fit(
         rows, labels
     )
-    return fitted.checkpoint_step_, fitted.checkpoint_losses_
+    return fitted.training_curve_.chosen_step, fitted.training_curve_.checkpoint_losses
 
 
 def test_choice_ends_after_three_checkpoints_without_a_lower_loss():

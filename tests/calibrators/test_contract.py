@@ -46,7 +46,7 @@ def fitted_on_the_problem(name: str) -> Calibrator:
 def fitted_without_training(name: str) -> Calibrator:
     """Fit each method once without a trained projection."""
     calibrator, problem = quick(name), make_problem()
-    if not calibrator.uses_training_set:
+    if not calibrator.tags.uses_training_set:
         return fitted_on_the_problem(name)
     return fit_on(unlearned(calibrator), ClassifierOutputs(problem.embeddings, problem.logits, problem.labels))
 

@@ -16,6 +16,8 @@ from kcal import KCal, KCalBlend, KCalLogits, TemperatureScaling, TrainedProject
 from kcal.errors import FewSamplesWarning
 from kcal.projection import FastRecipe
 
+pytestmark = pytest.mark.filterwarnings("ignore:No logits were given")
+
 N_FEATURES = 16
 
 

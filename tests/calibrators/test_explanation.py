@@ -17,6 +17,8 @@ from kcal.calibrators import Explanation
 from kcal.errors import FewSamplesWarning, InvalidInputError, LeakageWarning
 from synthetic import Problem
 
+pytestmark = pytest.mark.filterwarnings("ignore:No logits were given")
+
 QUERIES = slice(0, 12)
 
 

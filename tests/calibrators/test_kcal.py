@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
 from kcal import FastRecipe, KCal, train_projection
+from kcal.calibrators import was_fitted_on
 from kcal.errors import InvalidInputError, KcalWarning, LeakageWarning, MissingClassWarning
 from kcal.kernels import KERNELS
 from synthetic import CENTRES, make_problem
@@ -174,7 +175,7 @@ def test_the_rule_scales_a_reference_bandwidth_by_the_power_law(problem: Any) ->
     )
     assert calibrator.bandwidth_ == pytest.approx(0.5 * 10 ** (1 / 10))
     assert calibrator.bandwidth_curve_ is None
-    assert calibrator.bandwidth_reference_ == (calibrator.bandwidth_, rarest)
+    assert calibrator.bandwidth_history_[-1].size == rarest
 
 
 def test_the_rule_counts_effective_samples_and_takes_an_exponent(problem: Any) -> None:
@@ -183,7 +184,7 @@ def test_the_rule_counts_effective_samples_and_takes_an_exponent(problem: Any) -
     rule = {"bandwidth": "rule", "bandwidth_reference": (0.5, 10.0), "bandwidth_exponent": -0.1}
     calibrator = identity(**rule).fit(problem.embeddings, problem.labels, sample_weight=weights)
     assert calibrator.bandwidth_ == pytest.approx(0.5 * (min(sizes) / 10.0) ** -0.1)
-    assert calibrator.bandwidth_reference_[1] == pytest.approx(min(sizes), rel=1e-5)  # weights are stored in single
+    assert calibrator.bandwidth_history_[-1].size == pytest.approx(min(sizes), rel=1e-5)  # weights are stored in single
 
 
 def test_predicting_for_support_rows_warns_and_finds_them(problem: Any) -> None:
@@ -191,7 +192,7 @@ def test_predicting_for_support_rows_warns_and_finds_them(problem: Any) -> None:
     mixed = np.concatenate([problem.test_embeddings[:5], problem.embeddings[:2]])
     with pytest.warns(LeakageWarning, match="2 of 7 rows are in the calibration set"):
         calibrator.predict_proba(mixed)
-    np.testing.assert_array_equal(calibrator.was_fitted_on(mixed.astype(np.float32)), [False] * 5 + [True] * 2)
+    np.testing.assert_array_equal(was_fitted_on(calibrator, mixed.astype(np.float32)), [False] * 5 + [True] * 2)
 
 
 def test_calibration_rows_from_the_training_set_warn(problem: Any) -> None:
@@ -218,8 +219,8 @@ def test_a_trained_projection_equals_training_inside_fit(problem: Any) -> None:
     np.testing.assert_array_equal(
         outside.predict_proba(problem.test_embeddings), inside.predict_proba(problem.test_embeddings)
     )
-    assert len(outside.checkpoint_losses_) == 2
-    assert outside.checkpoint_step_ in trained.steps
+    assert len(outside.training_curve_.checkpoint_losses) == 2
+    assert outside.training_curve_.chosen_step in trained.steps
 
 
 def test_a_module_is_copied_and_trained_and_a_frozen_one_is_used_as_it_is(problem: Any) -> None:
@@ -227,7 +228,7 @@ def test_a_module_is_copied_and_trained_and_a_frozen_one_is_used_as_it_is(proble
     before = module.weight.detach().clone()
     trained = KCal(projection=module, recipe=TINY).fit(problem.embeddings, problem.labels, **training_set(problem))
     assert torch.equal(module.weight, before)
-    assert not torch.equal(trained.projection_.weight, before) or trained.checkpoint_step_ == 0
+    assert not torch.equal(trained.projection_.weight, before) or trained.training_curve_.chosen_step == 0
     frozen = KCal(projection=module.requires_grad_(False)).fit(problem.embeddings, problem.labels)
     assert torch.equal(frozen.projection_.weight, before)
     assert len(frozen.support_indices_) == len(problem.labels)
@@ -335,7 +336,7 @@ def test_checkpoints_are_compared_at_the_bandwidth_that_they_would_get(problem: 
     for b in (0.5, 3.0):
         calibrator = KCal(projection=trained, bandwidth=b, smoothing=0.0).fit(problem.embeddings, problem.labels)
         own = calibrator.leave_one_out_proba_[np.arange(240), problem.labels]
-        assert min(calibrator.checkpoint_losses_) == pytest.approx(-np.log(own).mean(), rel=1e-9)
+        assert min(calibrator.training_curve_.checkpoint_losses) == pytest.approx(-np.log(own).mean(), rel=1e-9)
 
 
 def test_torch_in_gives_torch_leave_one_out(problem: Any) -> None:

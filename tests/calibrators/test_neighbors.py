@@ -13,6 +13,8 @@ from kcal import DensityAwareCalibration, KNNInterpolation, LeakageWarning, Temp
 from kcal.errors import InvalidInputError
 from two_input_problems import label_loss, prior_penalty, random_weights, small_problem, unit
 
+pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning")
+
 N = 45
 
 

@@ -25,7 +25,8 @@ from kcal import (
 from kcal.errors import MissingClassWarning
 from one_class_problems import draw, two_columns
 from pooled_network import pooled
-from synthetic import warped
+
+pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning")
 
 METHODS: tuple[Any, ...] = (
     PlattScaling,
@@ -164,29 +165,6 @@ def test_a_class_without_samples_warns_and_gets_little(kind: Any, maps: str, pro
     assert found[:, 3].mean() < 0.05
 
 
-@pytest.mark.parametrize("kind", [BetaCalibration, IsotonicCalibration, HistogramBinning])
-def test_integer_weights_of_any_unit_equal_repetition(kind: Any) -> None:
-    """Without the penalty of one curve, and away from the outermost bins, where a sample or two are added."""
-    generator = np.random.default_rng(0)
-    scores, weights = generator.normal(size=2_000), generator.integers(1, 4, 2_000)
-    labels = draw(0.5 * scores - 0.3)
-    calibrator = kind(maps="class", **({"penalty": 0.0} if kind is BetaCalibration else {}))
-
-    def map_of(scores: Any, labels: Any, weights: Any = None) -> Any:
-        fitted = calibrator.fit(two_columns(scores), labels, sample_weight=weights)
-        if kind is BetaCalibration:
-            return fitted.coefficients_[1]
-        if kind is HistogramBinning:
-            return fitted.rates_[1][2:-2]
-        return np.interp(np.linspace(-1.5, 1.5, 50), fitted.knots_[1], fitted.values_[1])
-
-    repeated = map_of(np.repeat(scores, weights), np.repeat(labels, weights))
-    np.testing.assert_allclose(
-        map_of(scores, labels, weights / 7), repeated, atol=1e-6 if kind is BetaCalibration else 1e-12
-    )
-    assert np.abs(map_of(scores, labels) - repeated).max() > 1e-3
-
-
 # Platt scaling and beta calibration
 
 
@@ -282,28 +260,6 @@ def test_venn_abers_equals_two_isotonic_fits_per_sample(seed: int, n: int, weigh
     expected = slow_venn_abers(np.column_stack([-scores, scores]), labels, weights, np.column_stack([-new, new]))
     expected = pooled(expected, two_columns(new), two_columns(scores), labels, weights)
     np.testing.assert_allclose(fitted.predict_proba(two_columns(new)), expected, atol=1e-10)
-
-
-def test_venn_abers_of_several_classes_equals_two_isotonic_fits_per_sample_and_class() -> None:
-    logits, labels, _ = warped(70, 0)
-    new = warped(10, 1)[0]
-    expected = slow_venn_abers(logit(softmax(logits, axis=1)), labels, np.ones(70), logit(softmax(new, axis=1)))
-    found = VennAbers(maps="class").fit(logits, labels).predict_proba(new)
-    np.testing.assert_allclose(found, pooled(expected, new, logits, labels), atol=1e-9)
-
-
-def test_venn_abers_pairs_are_ordered_and_enclose_the_isotonic_fit() -> None:
-    logits, labels, _ = warped(400, 3)
-    fitted = VennAbers(maps="class").fit(logits, labels)
-    for k, probs in enumerate(softmax(logits, axis=1).T):
-        lower, upper = fitted.lower_[k], fitted.upper_[k]
-        assert (lower[1:] < upper[:-1]).all()  # at a threshold
-        assert (lower < upper).all()  # between two of them
-        assert (np.diff(lower) >= 0).all()
-        assert (np.diff(upper) >= 0).all()
-        fit = IsotonicRegression(out_of_bounds="clip").fit(probs, labels == k).predict(np.unique(probs))
-        assert (lower[1:] <= fit + 1e-9).all()
-        assert (upper[:-1] >= fit - 1e-9).all()
 
 
 # histogram binning and scaling-binning

@@ -82,6 +82,7 @@ def test_samples_that_come_again_leave_the_density(fresh: KCalBlend) -> None:
     np.testing.assert_allclose(again.log_evidence(QUERIES), fresh.log_evidence(QUERIES), atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:No logits were given")
 def test_a_class_may_appear_only_without_logits() -> None:
     live = fitted(0, 120)
     (row, _), options = part(120, 121)

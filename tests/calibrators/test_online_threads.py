@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from kcal import KCal, Updates
+from kcal.calibrators import online_ids
 from kcal.samples import Samples
 
 N_READERS = 8
@@ -95,7 +96,7 @@ def test_no_update_of_several_writers_is_lost() -> None:
     run(live.refresh, *(lambda place=place: write(place) for place in range(4)))
     kept = [row for row in range(640) if row % 80 >= 4]
     changed = np.array([label + (row % 8 < 4) for row, label in enumerate(labels)]) % 3
-    assert sorted(live.current_ids_) == kept + list(range(1_000, 1_060))
+    assert sorted(online_ids(live)) == kept + list(range(1_000, 1_060))
     fresh = KCal(projection="identity", bandwidth=0.5, progress=False)
     fresh.fit(np.concatenate([ROWS, rows[kept]]), np.concatenate([LABELS, changed[kept]]))
     np.testing.assert_allclose(live.predict_proba(QUERIES), fresh.predict_proba(QUERIES), rtol=1e-9)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from kcal import KCal, PaperRecipe
+from kcal import KCal, PaperRecipe, train_projection
 from kcal.calibrators import make_calibrator
 from kcal.kernels import LeaveOutLoss, sort_support
-from kcal.projection import project, training
+from kcal.projection import project
 from kcal.samples import fold_codes
 from synthetic import make_problem
 
@@ -32,8 +34,8 @@ def loss_over(keys: Any, problem: Any) -> LeaveOutLoss:
 
 def test_as_published_is_the_papers_recipe_and_search() -> None:
     calibrator = KCal.as_published()
-    assert calibrator.training_recipe() == PaperRecipe()
-    assert (calibrator.bandwidth, calibrator.projection, calibrator.dimension) == ("published", "skip", "auto")
+    assert calibrator.tags.recipe == PaperRecipe()
+    assert (calibrator.bandwidth, calibrator.projection, calibrator.dimension) == ("published", "residual", "auto")
     assert calibrator.get_params() == make_calibrator("kcal-paper").set_params(recipe=PaperRecipe()).get_params()
     assert KCal.as_published("isruc", folds=6, seed=3).get_params() == {
         **calibrator.get_params(), "recipe": PaperRecipe(learning_rate=1e-3), "folds": 6, "seed": 3,
@@ -92,30 +94,41 @@ def test_what_decides_about_the_learning_rate_is_the_leave_one_out_loss_on_the_c
 ) -> None:
     """At the bandwidth of the training, for the projection as it is then, and never by folds."""
     seen = []
-    original = training.train_checkpoints
+    original = ReduceLROnPlateau.step
 
-    def watching(module: Any, *rest: Any, monitor: Any, **options: Any) -> Any:
-        def watched(current: Any) -> float:
-            seen.append((project(current, torch.from_numpy(rows)).numpy(), monitor(current)))
-            return seen[-1][1]
+    def step(self: ReduceLROnPlateau, metrics: Any) -> None:
+        seen.append(metrics)
+        original(self, metrics)
 
-        return original(module, *rest, monitor=watched, **options)
-
-    monkeypatch.setattr(training, "train_checkpoints", watching)
+    monkeypatch.setattr(ReduceLROnPlateau, "step", step)
     recipe = PaperRecipe(epochs=2, batches_per_epoch=5, learning_rate=1.0, bandwidth=0.7)
     rows, labels = problem.embeddings[:40], problem.labels[:40]
     groups = np.arange(40) % 8
-    KCal.as_published(recipe=recipe, folds=4).fit(
+    fitted = KCal.as_published(recipe=recipe, folds=4).fit(
         rows, labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels,
         **({"groups": groups, "train_groups": np.arange(400) % 9} if grouped else {}),
     )  # fmt: skip
     assert len(seen) == 2
-    assert seen[0][1] != seen[1][1]
-    points, found = seen[-1]
+    assert seen[0] != seen[1]
+    points = project(fitted.projection_, torch.from_numpy(rows)).numpy()
     losses = []
     for i in range(40):
         others = groups != groups[i] if grouped else np.arange(40) != i
         squares = ((points - points[i]) ** 2).sum(axis=1)
         mass = np.exp(-squares / (2 * points.shape[1] * 0.7**2)) * others
         losses.append(-np.log(mass[labels == labels[i]].sum() / mass.sum()))
-    assert found == pytest.approx(np.mean(losses), rel=1e-5)
+    assert seen[-1] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_a_training_for_many_calibration_sets_monitors_the_given_one(problem: Any) -> None:
+    """It is the training of a fit on that set; without it, the training loss decides, and the rates are others."""
+    recipe = PaperRecipe(epochs=6, batches_per_epoch=5, learning_rate=1.0, patience=0)
+    rows, labels = problem.embeddings[:40], problem.labels[:40]
+    data = (problem.train_embeddings, problem.train_labels)
+    fitted = KCal.as_published(recipe=recipe).fit(rows, labels, train_embeddings=data[0], train_labels=data[1])
+    shared, alone = (train_projection(*data, recipe=recipe, monitored=given) for given in ((rows, labels), None))
+    assert replace(fitted.training_curve_, chosen_step=None) == shared.curve
+    assert shared.curve.learning_rates != alone.curve.learning_rates
+    expected = fitted.projection_.state_dict()
+    for name, value in shared.module.state_dict().items():
+        torch.testing.assert_close(value.to(expected[name]), expected[name], msg=name)

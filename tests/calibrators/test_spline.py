@@ -14,6 +14,8 @@ from kcal import SplineCalibration
 from one_class_problems import two_columns
 from pooled_network import pooled
 
+pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning")
+
 FORMS = ["one-versus-rest", "rank", "top"]
 
 
@@ -126,18 +128,6 @@ def test_tied_scores_get_one_value_whatever_the_order_of_the_rows() -> None:
     found, again = fit_scores(scores, labels), fit_scores(scores[order], labels[order])
     np.testing.assert_allclose(found[0], [0.1, 0.3, 0.8], atol=1e-12)
     np.testing.assert_allclose(again[1], found[1], atol=1e-12)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_weights_count_in_relation_to_one_another_and_much_as_repetition(form: str) -> None:
-    generator = np.random.default_rng(0)
-    logits = generator.normal(scale=2, size=(3_000, 3))
-    labels = (0.5 * logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
-    weights = np.where(labels == 0, 3, 1)
-    calibrator = SplineCalibration(form=form)
-    weighted = calibrator.fit(logits, labels, sample_weight=weights / 7).predict_proba(logits)
-    repeated = calibrator.fit(np.repeat(logits, weights, axis=0), np.repeat(labels, weights)).predict_proba(logits)
-    np.testing.assert_allclose(repeated, weighted, atol=2e-3)
 
 
 @pytest.mark.parametrize("form", FORMS)

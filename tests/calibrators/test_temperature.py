@@ -15,6 +15,8 @@ from kcal import KCalBlend, KNNInterpolation, TemperatureScaling, Uncalibrated
 from kcal.errors import InvalidInputError, LeakageWarning
 from two_input_problems import brute_force_temperature, prior_penalty, random_weights, small_problem
 
+pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning")
+
 
 def loss(logits: Any, labels: Any, temperature: float) -> float:
     scaled = logits / temperature

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kcal import DensityAwareCalibration, KNNInterpolation, LastLayerRefit, LeakageWarning, TemperatureScaling
+from kcal.calibrators import was_fitted_on
 from kcal.errors import InvalidInputError
 from two_input_problems import label_loss, small_problem
 
@@ -30,7 +31,7 @@ def test_rows_in_the_model_are_warned_of(method: Any, recwarn: pytest.WarningsRe
     """A sample of weight 0 is not in the model."""
     embeddings, logits, labels = small_problem(30, 10)
     fitted = method().fit(embeddings, labels, logits=logits, sample_weight=np.arange(30) > 0)
-    np.testing.assert_array_equal(fitted.was_fitted_on(embeddings), np.arange(30) > 0)
+    np.testing.assert_array_equal(was_fitted_on(fitted, embeddings), np.arange(30) > 0)
     fitted.predict_proba(embeddings[:1], logits=logits[:1])
     assert not recwarn.list
     fitted.predict_proba(embeddings, logits=logits)

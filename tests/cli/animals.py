@@ -13,6 +13,7 @@ import torch
 import typer
 
 import kcal
+from kcal.calibrators import calibrator_state
 from kcal.cli import app
 
 ANIMALS = np.array(["cat", "dog", "owl"])
@@ -58,7 +59,7 @@ def option_help(command: str, name: str) -> str:
 
 def assert_same_model(first: Path | str, second: Path | str) -> None:
     """Check that two files hold the same calibrator; the order of their metadata may differ."""
-    one, other = (kcal.load(path).state() for path in (first, second))
+    one, other = (calibrator_state(kcal.load(path)) for path in (first, second))
     assert (one.method, one.parameters, one.values) == (other.method, other.parameters, other.values)
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():

@@ -43,8 +43,8 @@ def test_metrics_and_intervals_are_those_of_the_library_before_and_after(run, mo
     assert (found["n_samples"], found["confidence"], found["model"]) == (60, 0.8, str(model))
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_table_has_values_debiased_errors_and_intervals_at_any_width(
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_table_has_values_and_intervals_at_any_width(
     run, model, calibration, test_set, probabilities, monkeypatch, width
 ):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -52,10 +52,9 @@ def test_the_table_has_values_debiased_errors_and_intervals_at_any_width(
     output = run("evaluate", model, test_set).stdout
     low, high = expected.intervals["negative_log_likelihood"]
     assert f"[{low:.4f}, {high:.4f}]" in output
-    assert f"{100 * expected.debiased['expected_calibration_error']:.2f}" in output
+    assert f"{expected.negative_log_likelihood:.4f}" in output
     output += run("compare", calibration, test_set, "--methods", "ts,ets,vector,platt,beta", "--resamples", 20).stdout
-    for text in ("accuracy, % ↑", "ECE, % ↓", "NLL ↓", "60 samples, 3 classes"):
-        assert " ".join(text.split()) in " ".join(output.split()) or width == 80
+    assert "60 samples, 3 classes" in output
     assert "…" not in output
     assert max(len(line) for line in output.splitlines()) <= width
     assert "[" not in run("evaluate", model, test_set, "--no-intervals").stdout
@@ -94,17 +93,6 @@ def test_rows_that_the_model_was_fitted_on_are_rejected_with_3(run, calibration,
     write_columns(tmp_path / "test.csv", columns_of(test))
     words = {"kcal": TABLE, "kcal-blend": TABLE, "kcal-logits": TABLE[2:]}[method]
     assert "1 of the 60 rows" in run("evaluate", "m.kcal", "test.csv", *words, code=3).stderr
-
-
-def test_logits_of_an_unknown_order_are_left_out_with_a_warning(run, model):
-    arrays = blobs(60, 2)
-    np.savez("odd.npz", **arrays | {"logits": arrays["logits"][:, :2]})
-    del arrays["classes"]
-    np.savez("data.npz", **arrays)
-    for name in ("data.npz", "odd.npz"):
-        result = run("evaluate", model, name, "--no-intervals")
-        assert "probabilities are left out" in result.stderr
-        assert "no calibration" not in result.stdout
 
 
 def test_columns_of_logits_go_by_class(run, model, test_set, tmp_path, calibration):
@@ -156,11 +144,6 @@ def test_probabilities_of_anyone_are_named_by_a_pattern(run, tmp_path):
     assert "--probabilities" in run("evaluate", "p.csv", code=1).stderr
     np.save("ones.npy", np.ones((2, 3)))
     assert "sum to 1" in run("evaluate", "ones.npy", "--labels", "p.csv", "--classes", "cat,dog,owl", code=1).stderr
-
-
-def test_figures_that_do_not_exist_are_null(run, tmp_path):
-    write_columns(tmp_path / "p.csv", {"label": [0, 1], **{f"p_{k}": np.full(2, 1 / 200) for k in range(200)}})
-    assert metrics(run, "p.csv")["probabilities"]["classwise_calibration_error"] is None
 
 
 def probabilities_csv(path: Path, order: slice = slice(None), names: str = "abc", **columns: Any) -> Path:
@@ -275,14 +258,6 @@ def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_warning
     run("compare", calibration, calibration, "--methods", "ts", code=3)
 
 
-def test_without_logits_a_blend_is_compared_with_a_warning(run, tmp_path):
-    for name, rows, seed in (("calibration", 90, 1), ("test", 60, 2)):
-        np.savez(f"{name}.npz", **{key: values for key, values in blobs(rows, seed).items() if key != "logits"})
-    words = ("compare", "calibration.npz", "test.npz", "--no-intervals", "--methods")
-    assert "embeddings alone" in run(*words, "kcal-blend").stderr
-    assert "logits" in run(*words, "knn", code=1).stderr
-
-
 def test_a_report_shows_every_method_without_folders(run, calibration, test_set, tmp_path):
     result = run("compare", calibration, test_set, "--methods", "ts,kcal", "--report", "page", "--pictures", "1",
                  "--resamples", 20)  # fmt: skip
@@ -291,10 +266,3 @@ def test_a_report_shows_every_method_without_folders(run, calibration, test_set,
         assert text in page
     assert str(tmp_path) not in page
     assert "page/report.html" in result.stdout
-
-
-def test_probabilities_before_have_a_column_per_class(run, model, test_set):
-    np.save("two.npy", np.full((60, 2), 0.5))
-    assert "2 columns" in run("evaluate", model, test_set, "--before", "two.npy", code=1).stderr
-    np.savez("other.npz", embeddings=np.zeros((60, 3)))
-    assert "--probabilities" in run("evaluate", model, test_set, "--before", "other.npz", code=1).stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from animals import ANIMALS, blobs, columns_of, read_columns, write_columns
+from animals import ANIMALS, blobs, read_columns
 
 import kcal
 
@@ -58,14 +58,6 @@ def test_without_a_choice_the_first_rows_are_shown_and_all_are_written(run, mode
             assert sums[label] == pytest.approx(probability, rel=1e-12)
 
 
-def test_ids_choose_rows_in_their_order(run, model, test_set):
-    output = run("explain", model, test_set, "--id", "row-2-9", "--id", "row-2-4", "--json", "-").stdout
-    first, second = json.loads(output)
-    assert (first["row"], second["row"]) == (9, 4)
-    expected = kcal.load(model).explain(blobs(60, 2)["embeddings"][[9, 4]])
-    assert [list(entry["probabilities"].values()) for entry in (first, second)] == expected.probabilities.tolist()
-
-
 def test_a_blend_shows_its_log_odds(run, blend, test_set):
     output = run("explain", blend, test_set, "--row", 3, "--json", "why.json").stdout
     (entry,) = json.loads(Path("why.json").read_text())
@@ -84,22 +76,6 @@ def test_the_first_row_is_drawn(run, model, test_set, suffix):
     assert content.startswith(b"\x89PNG" if suffix == ".png" else b"<?xml")
     if suffix == ".svg":
         assert b"row 2, row-2-2" in content
-
-
-def test_cells_that_a_spreadsheet_would_run_are_marked(run, tmp_path):
-    arrays = blobs(90, 1)
-    arrays["ids"] = np.array([f"=1+{i}" for i in range(90)])
-    arrays["labels"] = np.array(["@cat", "-dog", "+owl"])[np.arange(90) % 3]
-    del arrays["classes"]
-    np.savez(tmp_path / "odd.npz", **arrays)
-    run("fit", "odd.npz", "-o", "odd.kcal", "-m", "kcal", "--projection", "identity", "--quiet")
-    new = blobs(3, 2)
-    write_columns(tmp_path / "new.csv", columns_of(new) | {"id": np.array(["=a", "b", "-c"])})
-    run("explain", "odd.kcal", "new.csv", "--embeddings", "e_*", "--csv", "why.csv")
-    columns = read_columns(Path("why.csv"))
-    assert set(columns["row_id"]) == {"'=a", "b", "'-c"}
-    assert set(columns["class"]) == {"'@cat", "'-dog", "'+owl"}
-    assert all(name.startswith("'=1+") for name in columns["id"][columns["part"] == "sample"])
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,13 @@ def test_a_wrong_option_of_compress_is_named(run, model, options, message):
     assert message in run("compress", model, *options, "-o", "small.kcal", code=2).stderr
 
 
+def test_fewer_points_than_asked_for_are_a_warning(run, model):
+    result = run("compress", model, "--size", 40, "--min-cluster-size", 1000, "-o", "small.kcal")
+    assert result.stderr.startswith("warning: There are 3 support points, not 40: --min-cluster-size 1000")
+    words = ("compress", model, "--size", 9, "--min-cluster-size", 5, "-m", "herding", "-o", "s.kcal")
+    assert "--method kmeans" in run(*words, code=2).stderr
+
+
 def test_a_method_without_support_cannot_be_compressed(run, calibration):
     run("fit", calibration, "-o", "ts.kcal", "-m", "ts", "--quiet")
     assert "no support to compress" in run("compress", "ts.kcal", "--size", 5, "-o", "s.kcal", code=1).stderr
@@ -82,12 +89,3 @@ def test_every_parameter_that_is_listed_can_be_set(run, calibration, name):
     words = [word for key, value in typed.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     if METHODS[name].cost < 6 and not METHODS[name].extra:
         run("fit", calibration, "-m", name, "-o", "m.kcal", *words)
-
-
-def test_an_unknown_method_is_a_usage_error(run):
-    assert "NAME must be one of uncal" in run("methods", "nonsense", code=2).stderr
-
-
-def test_export_names_data_that_are_not_those_of_the_model(run, model):
-    np.savez("narrow.npz", embeddings=blobs(60, 2)["embeddings"][:, :3])
-    assert "3 features" in run("export", model, "--out", "head.onnx", "--data", "narrow.npz", code=1).stderr

@@ -64,13 +64,13 @@ def test_probabilities_are_those_of_the_calibrator(model: CalibratedClassifier, 
 @pytest.mark.parametrize("method", ["ts", "isotonic", "kcal-logits", "kcal-blend", KCal(projection="identity")])
 def test_module_equals_predict_proba(method: Any, trained: Trained) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kcal.HeldOutWarning)
+        warnings.simplefilter("ignore", kcal.KcalWarning)
         fitted = CalibratedClassifier(trained.network, method).fit(trained.calibration)
     probs = fitted(trained.points).detach()
     np.testing.assert_allclose(probs.numpy(), fitted.predict_proba(trained.points), atol=1e-6)
     np.testing.assert_allclose(probs.sum(dim=1), 1, atol=1e-5)
     assert fitted.classes_.tolist() == [0, 1, 2, 3]
-    if fitted.calibrator.has_evidence:
+    if fitted.calibrator.tags.has_evidence:
         found = fitted.with_evidence(trained.points)
         assert_equal(found[0].detach(), probs)
         np.testing.assert_allclose(found[1].detach().numpy(), fitted.evidence(trained.points), atol=1e-6)
@@ -404,7 +404,7 @@ def test_order_matters_where_rows_are_returned_or_paired(model: CalibratedClassi
     CalibratedClassifier(trained.network, "ts").fit(calibration)  # no warning
     for name, values in {"groups": np.arange(240) % 5, "sample_weight": np.ones(240)}.items():
         with pytest.raises(InvalidInputError, match=rf"^{name} must be in the order"):
-            CalibratedClassifier(trained.network, "ts").fit(calibration, **{name: values})
+            CalibratedClassifier(trained.network, "refit").fit(calibration, **{name: values})
 
 
 def test_changed_weights_are_told_when_saving(trained: Trained, tmp_path: Path) -> None:

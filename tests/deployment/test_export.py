@@ -62,7 +62,7 @@ def test_exports_of_every_method_equal_the_calibrator(
     outputs = kcal.ClassifierOutputs(*(torch.tensor(part, dtype=dtype) for part in parts.values()))
     arguments, extra = prediction_arguments(calibrator, outputs, lambda part: part)
     expected = [calibrator.predict_proba(*arguments, **extra)]
-    expected += [calibrator.evidence(*arguments)] if calibrator.has_evidence else []
+    expected += [calibrator.evidence(*arguments)] if calibrator.tags.has_evidence else []
     found = [[part.numpy() for part in export_program(predictor, [part[:5] for part in rows]).module()(*rows)]]
     if dtype == torch.float32 or name in ("kcal-logits", "kcal-blend"):  # which have all operators of kernels
         path = write_onnx(predictor, [part[:5] for part in rows], tmp_path / "head.onnx", metadata={})

@@ -14,7 +14,7 @@ from torch import nn
 
 import kcal
 from kcal.distributed import ShardedKCal, Workers, connect, engine
-from kcal.distributed.sharded_kcal import cut, load_rows
+from kcal.distributed.sharded_kcal import load_rows
 
 
 def test_missing_ray_names_the_extra(monkeypatch):
@@ -41,7 +41,7 @@ def test_failed_connection_names_the_address(monkeypatch):
         {"folds": None, "bandwidth": "published"},
         {"n_shards": 0},
         {"n_predicted": 0},
-        {"projection": "skip"},
+        {"projection": "residual"},
     ],
 )
 def test_parameters_of_shards_are_checked_before_anything_starts(parameters):
@@ -72,20 +72,11 @@ def cluster_with(**resources: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("cores", "needs", "expected"), [(1, 1, (1, 0)), (2, 1, (1, 1)), (2, 0.5, (2, 0.5)), (4, 3, (1, 3))]
-)
-def test_workers_of_a_pipeline_leave_a_core_to_its_other_tasks(cores, needs, expected):
-    count, found = Workers(num_cpus=needs).needs(cluster_with(CPU=cores), kcal.KCal(), free_cpus=1.0)
-    assert (count, found["num_cpus"]) == expected
-
-
-@pytest.mark.parametrize(
     ("workers", "resources", "num_gpus", "count"),
     [
         (Workers(), {"CPU": 16}, 0, 16),
         (Workers(), {"CPU": 16, "GPU": 4}, 1.0, 4),  # a GPU for each
         (Workers(num_gpus=0.5), {"CPU": 16, "GPU": 4}, 0.5, 8),
-        (Workers(num_gpus=0), {"CPU": 16, "GPU": 4}, 0, 16),
         (Workers(count=2), {"CPU": 16, "GPU": 4}, 1.0, 2),
     ],
 )
@@ -94,9 +85,3 @@ def test_workers_of_a_network_get_gpus(workers, resources, num_gpus, count):
     found = workers.needs(cluster_with(**resources), network)
     assert found == (count, {"num_cpus": 1.0, "num_gpus": num_gpus})
     assert workers.needs(cluster_with(**resources), kcal.KCal())[1]["num_gpus"] == (workers.num_gpus or 0)
-
-
-def test_a_large_class_is_cut():
-    shards = cut(np.array([0] * 10 + [1] * 90), 3)
-    assert [(shard.start, shard.stop) for shard in shards] == [(0, 33), (33, 66), (66, 100)]
-    assert [(shard.first_class, shard.stop_class) for shard in shards] == [(0, 2), (1, 2), (1, 2)]

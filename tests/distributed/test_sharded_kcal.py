@@ -61,8 +61,7 @@ def test_missing_labels_and_groups_of_files_are_no_class_of_their_own(column: st
     columns: dict[str, list[Any]] = {"e": [[0.0], [1.0], [2.0]], "label": list("aab"), "patient": list("xyz")}
     columns[column][1] = None
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
-    expected = f"data must have a value in every row of the column '{column}'; got 1 missing value"
-    with pytest.raises(kcal.InvalidInputError, match=expected):
+    with pytest.raises(kcal.InvalidInputError, match=f"column '{column}'; got 1 missing"):
         ShardedKCal(n_shards=1).fit_files(tmp_path, features=["e"], group="patient")
 
 
@@ -82,12 +81,3 @@ def test_the_search_by_folds_is_that_of_one_machine() -> None:
     with pytest.raises(kcal.KcalError, match=f"cannot be saved.* Fit again with bandwidth={many.bandwidth_!r}"):
         pickle.dumps(many)
     assert clone(many).get_params() == many.get_params()
-
-
-def test_a_fitted_one_says_why_it_cannot_be_saved(tmp_path: Any) -> None:
-    fitted = ShardedKCal(n_shards=1, bandwidth=0.5).fit(np.eye(3), [0, 1, 0])
-    with pytest.raises(kcal.KcalError, match=r"cannot be saved.* Fit again with bandwidth=0\.5"):
-        kcal.save(fitted, tmp_path / "model.kcal")
-    with pytest.raises(kcal.InvalidInputError, match="must be a calibrator of kcal or a TrainedProjection"):
-        kcal.save(np.eye(3), tmp_path / "model.kcal")
-    assert not list(tmp_path.iterdir())

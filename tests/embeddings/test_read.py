@@ -74,6 +74,8 @@ def test_columns_of_lists_are_matrices(tmp_path):
     found = read_outputs(path)
     assert_same(found, {part: data[part] for part in ("embeddings", "logits")})
     assert found.classes is None
+    fixed = pa.FixedSizeListArray.from_arrays(pa.array(data["embeddings"].ravel()), 4)
+    assert_same(read_outputs(write(tmp_path / "c.parquet", {"embedding": fixed})), {"embeddings": data["embeddings"]})
     uneven = write(tmp_path / "b.parquet", {"embedding": [[1.0, 2.0], [1.0]]})
     with pytest.raises(InvalidInputError, match="one length"):
         read_outputs(uneven)
@@ -100,7 +102,6 @@ def test_names_may_begin_with_a_prefix_and_parts_may_have_other_names(tmp_path):
     data = arrays()
     path = write(tmp_path / "a.npz", {f"train_{part}": values for part, values in data.items()} | {"x": data["groups"]})
     assert_same(read_outputs(path, prefix="train_"), data)
-    assert_same(read_outputs(path, prefix=("", "train_")), data)
     assert (
         read_outputs(path, embeddings="train_embeddings", labels=None, groups="x").groups.tolist()
         == data["groups"].tolist()
@@ -253,6 +254,12 @@ def test_what_pandas_writes_is_read(tmp_path):
     frame.index = frame.index + 5
     frame.to_parquet(tmp_path / "a.parquet")
     assert_same(read_outputs(tmp_path / "a.parquet", embeddings="*"), arrays())
+
+
+@pytest.mark.parametrize("option", [{"labels": 3}, {"embeddings": [1]}, {"prefix": None}, {"classes": 3}])
+def test_names_that_are_not_text_raise_by_name(tmp_path, option):
+    with pytest.raises(InvalidInputError, match=next(iter(option))):
+        read_outputs(write(tmp_path / "a.npz", arrays()), **option)
 
 
 def test_missing_files_and_other_suffixes_are_named(tmp_path):

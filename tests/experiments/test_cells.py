@@ -44,7 +44,9 @@ def test_every_cell_is_measured_as_by_hand(task: Task, tmp_path: Path) -> None:
     row = found.set_index(list(Cell._fields)).loc[("small", "random", name, 0, "ts")]
     assert row["calibration_rows"] == 20
     for metric in (LOG_LOSS, "accuracy", "expected_calibration_error", "classwise_calibration_error"):
-        assert row[metric] == pytest.approx(metrics.METRICS[metric](probs, task.pool.labels[split.test]), rel=1e-6)
+        assert row[metric] == pytest.approx(
+            metrics.PAPER_METRICS[metric](probs, task.pool.labels[split.test]), rel=1e-6
+        )
 
 
 def test_stored_cells_are_kept_unless_measured_again(task: Task, tmp_path: Path) -> None:
@@ -121,4 +123,4 @@ def test_summary_of_a_worked_example() -> None:
     assert apart.loc[("chosen", "random", "ts"), "ratio"] == pytest.approx(1.005)
     assert apart.loc[("others", "random", "ts"), "ratio"] == pytest.approx(1.6**0.5)
     shown = {table.name: table for table in cell_tables(found)}
-    assert [entry.text for entry in shown["ece-random"].rows[0]] == ["a", "30", "+0.00±0.00", "−2.00±1.00"]
+    assert [entry.text for entry in shown["paper-ece-random"].rows[0]] == ["a", "30", "+0.00±0.00", "−2.00±1.00"]

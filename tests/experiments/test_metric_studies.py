@@ -44,7 +44,7 @@ def by_hand(calibrator: Any, task: Task, split: Any, **given: Any) -> dict[str, 
         calibrator.fit(task.pool.embeddings[rows], task.pool.labels[rows], **{k: v[rows] for k, v in given.items()})
         logits = {"logits": given["logits"][split.test]} if "logits" in given else {}
         probs = calibrator.predict_proba(task.pool.embeddings[split.test], **logits)
-    return metrics.evaluate(probs, task.pool.labels[split.test]).as_dict()
+    return metrics.evaluate(probs, task.pool.labels[split.test], protocol="paper").as_dict()
 
 
 def check(measured: Any, place: int, expected: dict[str, float]) -> None:
@@ -60,7 +60,7 @@ def split() -> Any:
 def test_variants_give_what_the_classes_give(task: Task, split: Any) -> None:
     measured = run_study(variants.STUDY, lambda: [task], n_splits=1)["small"]
     labels = task.pool.labels[split.test]
-    plain = metrics.evaluate(softmax(task.pool.logits[split.test], axis=1), labels).as_dict()
+    plain = metrics.evaluate(softmax(task.pool.logits[split.test], axis=1), labels, protocol="paper").as_dict()
     check(measured["uncalibrated"], 0, plain)
     check(measured["untrained"], 0, by_hand(KCal(projection="identity"), task, split))
     learned = train_projection(task.train.embeddings, task.train.labels, projection="linear", progress=False)

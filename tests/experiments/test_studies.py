@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments import blend_compression, compression, dimension, growth, monitoring, online, recipes, sampling
+from experiments import blend_compression, compression, dimension, growth, monitoring, online, sampling
 from experiments.remedies import RECIPES
 from experiments.runner import run_study
 from experiments.studies import STUDIES
@@ -23,7 +23,6 @@ SMALL = {
     growth: {"SIZES": (60, 120), "MAX_SAMPLES": 120},
     monitoring: {"METHODS": ("ts",), "N_CHUNKS": 3, "CHUNK": 20},
     online: {"N_SIZES": 2, "SMALLEST": 40},
-    recipes: {"FAST_STEPS": (2, 4), "PAPER_BATCHES": (2, 4)},
     sampling: {"RECIPE": FastRecipe(steps=4)},
 }
 """Sizes of studies that are set to smaller ones."""

@@ -78,7 +78,7 @@ def test_same_numbers_in_another_container_give_the_same_result(target: Target) 
         given = make(target.good[argument])
         try:
             result = _numbers(target.call(**(target.good | {argument: given})))
-            right = np.allclose(result, expected, rtol=1e-9, atol=1e-12)
+            right = np.allclose(result, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
         except KcalError as error:
             right = names_argument(error, argument)
         if not right:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -202,6 +203,14 @@ def weights_held(strength: float) -> Iterator[None]:
             hook.remove()
 
 
+def halved(problem: Problem) -> Problem:
+    """Return half of the calibration samples of each class as training set of the other half."""
+    generator, labels = np.random.default_rng([0, 1]), problem.calibration.labels
+    members = [generator.permutation(np.flatnonzero(labels == k)) for k in np.unique(labels)]
+    is_first = np.isin(np.arange(len(labels)), np.concatenate([rows[: len(rows) // 2] for rows in members]))
+    return replace(problem, calibration=problem.calibration.rows(~is_first), train=problem.calibration.rows(is_first))
+
+
 def kcal_learned() -> Cases:
     """KCal with a projection that is learned in a few steps."""
     plain, wide = few(), many()
@@ -218,8 +227,9 @@ def kcal_learned() -> Cases:
         sample_weight=plain.weights,
     )
     yield from outcomes("kcal/learned-groups", grouped, plain)
-    yield "kcal/learned-groups/checkpoint-losses", np.array(grouped.checkpoint_losses_)
-    yield from outcomes("kcal/held-out", fit(made("kcal", recipe=RECIPE), plain), plain)
+    yield "kcal/learned-groups/checkpoint-losses", np.array(grouped.training_curve_.checkpoint_losses)
+    halves = halved(plain)
+    yield from outcomes("kcal/held-out", fit(made("kcal", recipe=RECIPE), halves, learn=True), plain)
     other = kcal.FastRecipe(
         steps=8, batch_size=80, checkpoints=2, start="random", sampling="proportional", class_weights="balanced",
         select="last", unit_length=True,

@@ -37,7 +37,7 @@ def cases(group: str) -> dict[str, np.ndarray]:
     """Compute one group, on one thread: the order of a sum must not depend on the machine's load."""
     computed: dict[str, np.ndarray] = {}
     with _one_thread(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of missing classes, held-out halves: they are tested elsewhere
+        warnings.simplefilter("ignore")  # of missing classes and the like: they are tested elsewhere
         for name, values in GROUPS[group]():
             key = f"{group}: {name}"
             assert key not in computed, f"two cases are called {key}"

@@ -98,7 +98,7 @@ def _results(variant: str, probs: np.ndarray, labels: np.ndarray, extra: Mapping
         yield f"murphy/{variant}/{of}", np.array([getattr(parts, name) for name in names.MURPHY])
     curve = m.accuracy_rejection(probs, labels, **extra)
     yield from _fields(f"rejection/{variant}", curve, names.REJECTION)
-    evaluation = m.evaluate(probs, labels, bins=20, threshold="max", **extra)
+    evaluation = m.evaluate(probs, labels, protocol="paper", **extra)
     yield f"evaluation/{variant}", np.array([getattr(evaluation, name) for name in names.EVALUATION])
 
 
@@ -117,7 +117,7 @@ def intervals() -> Cases:
         "groups-counts": {"groups": rows["groups"], "sample_weight": rows["counts"]},
     }
     for variant, extra in variants.items():
-        evaluation = m.evaluate(probs, labels, confidence=0.9, resamples=60, seed=5, **extra)
+        evaluation = m.evaluate(probs, labels, protocol="paper", confidence=0.9, resamples=60, seed=5, **extra)
         for name in names.EVALUATION:
             interval = evaluation.intervals[name]
             yield f"evaluation/{variant}/{name}", np.array([interval.low, interval.high])

@@ -51,11 +51,11 @@ def hundred_classes(n, how, generator):
     return probs, true, draw_labels(true, generator)
 
 
-def true_classwise_error(probs, true, *, adaptive=True, bins=20):
+def true_classwise_error(probs, true, *, adaptive=False, bins=15, threshold=0.0):
     """The class-wise error over the same bins if every frequency were what it is on average."""
     errors = []
     for k in range(probs.shape[1]):
-        kept = np.flatnonzero(probs[:, k] >= 1 / probs.shape[1])
+        kept = np.flatnonzero(probs[:, k] >= threshold)
         order = kept[np.argsort(probs[kept, k])]
         sizes = [len(kept) // bins + (b >= bins - len(kept) % bins) for b in range(bins)]
         equal_width = np.searchsorted(probs[order, k], np.arange(1, bins) / bins, "right")

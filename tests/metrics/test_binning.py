@@ -45,7 +45,7 @@ def test_bins_hold_every_sample_and_the_order_of_rows_is_exact(event, bins, adap
 
 
 def test_ties_across_a_cut_share_their_outcomes():
-    result = binned(np.full(4, 0.5), [1, 0, 0, 0], bins=2)
+    result = binned(np.full(4, 0.5), [1, 0, 0, 0], bins=2, adaptive=True)
     assert result.counts.tolist() == [2, 2]
     assert result.observed_frequency.tolist() == [0.25, 0.25]
     assert result.edges.tolist() == [0.5, 0.5, 0.5]
@@ -61,13 +61,13 @@ def test_every_edge_belongs_to_the_bin_on_its_left_in_either_precision(dtype):
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">f8"])
 def test_negative_zero_and_byte_order_do_not_matter(dtype):
     probs = np.array([[-0.0, 1.0], [0.25, 0.75], [1.0, -0.0]], dtype=dtype)
-    result = reliability(probs, [1, 0, 0], of=0, bins=3)
+    result = reliability(probs, [1, 0, 0], of=0, bins=3, adaptive=True)
     assert result.mean_prediction.tolist() == [0.0, 0.25, 1.0]
     assert result.observed_frequency.tolist() == [0.0, 1.0, 1.0]
 
 
 def test_fewer_samples_than_bins_leave_the_first_bins_empty():
-    result = binned([0.2, 0.8], [0, 1], bins=5)
+    result = binned([0.2, 0.8], [0, 1], bins=5, adaptive=True)
     assert result.counts.tolist() == [0, 0, 0, 1, 1]
     assert result.gap[3:].tolist() == pytest.approx([-0.2, 0.2])
     assert result.calibration_error == pytest.approx(0.2)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kcal.metrics import class_errors, classwise_calibration_error, expected_calibration_error, reliability
+from kcal.metrics import class_errors, classwise_calibration_error, evaluate, expected_calibration_error, reliability
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
@@ -83,9 +83,9 @@ def test_expected_calibration_error_by_hand():
     # Equal width, two bins, (0, .5] is empty. Confidences .6 .7 .8 .9, right in 2 of 4: |.5 − .75| = .25.
     probs = np.array([[0.6, 0.4], [0.3, 0.7], [0.8, 0.2], [0.1, 0.9]])
     labels = np.array([0, 1, 1, 0])
-    assert expected_calibration_error(probs, labels, bins=2, adaptive=False) == pytest.approx(0.25)
+    assert expected_calibration_error(probs, labels, bins=2) == pytest.approx(0.25)
     # Equal count: {.6, .7} both right, gap .35; {.8, .9} both wrong, gap .85; mean .6.
-    assert expected_calibration_error(probs, labels, bins=2) == pytest.approx(0.6)
+    assert expected_calibration_error(probs, labels, bins=2, adaptive=True) == pytest.approx(0.6)
 
 
 def test_classwise_calibration_error_by_hand():
@@ -94,7 +94,7 @@ def test_classwise_calibration_error_by_hand():
     # Class 2 keeps .3 (wrong): .3. Class 3 keeps nothing. Mean of three: .35.
     probs = np.array([[0.7, 0.1, 0.1, 0.1], [0.4, 0.3, 0.3, 0.0]])
     labels = np.array([0, 1])
-    assert classwise_calibration_error(probs, labels, bins=1) == pytest.approx(0.35)
+    assert classwise_calibration_error(probs, labels, bins=1, threshold="max") == pytest.approx(0.35)
     # "min" is .01: class 0 as before, class 1 |.5 − .2| = .3, class 2 |0 − .2| = .2, class 3 keeps .1: .1.
     assert classwise_calibration_error(probs, labels, bins=1, threshold="min") == pytest.approx(0.65 / 4)
 
@@ -102,12 +102,12 @@ def test_classwise_calibration_error_by_hand():
 def test_uniform_probabilities_reach_threshold_1_over_k():
     for dtype in (np.float32, np.float64):
         probs = np.full((49, 49), 1 / 49, dtype=dtype)
-        assert classwise_calibration_error(probs, np.arange(49)) == pytest.approx(0, abs=1e-7)
+        assert classwise_calibration_error(probs, np.arange(49), threshold="max") == pytest.approx(0, abs=1e-7)
 
 
 def test_nothing_above_the_threshold_is_nan_not_zero():
     probs = np.full((3, 1000), 1 / 1000)
-    assert np.isnan(classwise_calibration_error(probs, [0, 1, 2]))
+    assert np.isnan(classwise_calibration_error(probs, [0, 1, 2], threshold="max"))
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
@@ -127,16 +127,17 @@ def torchmetrics():
     return classification
 
 
-@pytest.mark.parametrize(("n_classes", "bins"), [(2, 10), (3, 20), (10, 15)])
-def test_static_error_of_the_top_class_is_that_of_torchmetrics(torchmetrics, n_classes, bins):
+@pytest.mark.parametrize("n_classes", [2, 3, 10])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_default_ece_is_that_of_torchmetrics(torchmetrics, n_classes, dtype):
     generator = np.random.default_rng(n_classes)
-    probs = generator.dirichlet(np.full(n_classes, 0.5), 700)
+    probs = generator.dirichlet(np.full(n_classes, 0.5), 700).astype(dtype)
     labels = generator.integers(n_classes, size=700)
     theirs = torchmetrics.multiclass_calibration_error(
-        torch.from_numpy(probs), torch.from_numpy(labels), num_classes=n_classes, n_bins=bins, norm="l1"
+        torch.from_numpy(probs), torch.from_numpy(labels), num_classes=n_classes, n_bins=15, norm="l1"
     )
-    ours = expected_calibration_error(probs, labels, bins=bins, adaptive=False)
-    assert ours == pytest.approx(float(theirs), rel=1e-5)
+    assert expected_calibration_error(probs, labels) == pytest.approx(float(theirs), rel=1e-6)
+    assert evaluate(probs, labels).expected_calibration_error == pytest.approx(float(theirs), rel=1e-6)
 
 
 def test_static_error_of_a_class_is_the_binary_one_of_torchmetrics(torchmetrics):
@@ -191,6 +192,15 @@ def test_class_errors_by_hand():
     frame = errors.to_frame()
     assert frame.loc["dog", "signed_error"] == pytest.approx(-0.3)
     assert "mean error 0.3500" in str(errors)
+
+
+def test_class_errors_print_their_intervals():
+    probs, labels = problem()
+    errors = class_errors(probs, labels, confidence=0.95, resamples=50)
+    line = str(errors).splitlines()[1]
+    worst = errors.worst(1)[0]
+    assert f"[{errors.low[worst]:.4f}, {errors.high[worst]:.4f}]" in line
+    assert line.endswith("*") == errors.beyond_chance[worst]
 
 
 def test_class_without_rows_has_no_error_and_comes_last():

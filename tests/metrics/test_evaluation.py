@@ -1,5 +1,7 @@
 """The one result that holds every metric."""
 
+import pickle
+
 import numpy as np
 import pandas
 import pytest
@@ -7,11 +9,13 @@ import pytest
 from kcal.errors import InvalidInputError
 from kcal.metrics import (
     accuracy,
+    brier_score,
     classwise_calibration_error,
     evaluate,
     expected_calibration_error,
     multiclass_brier_loss,
     negative_log_likelihood,
+    smooth_calibration_error,
     top_label_brier_loss,
 )
 
@@ -25,41 +29,60 @@ def predictions():
 
 def test_evaluation_holds_what_each_metric_gives_alone(predictions):
     probs, labels = predictions
-    result = evaluate(probs, labels, bins=15, threshold="min", clip="published")
+    result = evaluate(probs, labels, bins=12, threshold=0.1, clip="published")
     assert result.as_dict() == {
         "accuracy": accuracy(probs, labels),
-        "expected_calibration_error": expected_calibration_error(probs, labels, bins=15),
-        "classwise_calibration_error": classwise_calibration_error(probs, labels, bins=15, threshold="min"),
-        "static_expected_calibration_error": expected_calibration_error(probs, labels, bins=15, adaptive=False),
-        "static_classwise_calibration_error": classwise_calibration_error(
-            probs, labels, bins=15, adaptive=False, threshold="min"
-        ),
-        "top_label_brier_loss": top_label_brier_loss(probs, labels),
-        "multiclass_brier_loss": multiclass_brier_loss(probs, labels),
+        "expected_calibration_error": expected_calibration_error(probs, labels, bins=12),
+        "classwise_calibration_error": classwise_calibration_error(probs, labels, bins=12, threshold=0.1),
+        "smooth_calibration_error": smooth_calibration_error(probs, labels),
+        "brier_score": brier_score(probs, labels),
         "negative_log_likelihood": negative_log_likelihood(probs, labels, clip="published"),
     }
-    assert (result.n_samples, result.n_classes, result.bins) == (1234, 5, 15)
-    assert (result.threshold, result.clip) == (0.01, "published")
+    assert (result.n_samples, result.n_classes, result.bins) == (1234, 5, 12)
+    assert (result.threshold, result.clip, result.protocol) == (0.1, "published", "standard")
+    assert {name: getattr(result, name) for name in result.metrics} == result.metrics
+    with pytest.raises(AttributeError, match="top_label_brier_loss"):
+        _ = result.top_label_brier_loss
+    assert pickle.loads(pickle.dumps(result)) == result
+
+
+def test_evaluation_by_the_paper_has_its_definitions(predictions):
+    probs, labels = predictions
+    result = evaluate(probs, labels, protocol="paper")
+    both = {"bins": 20, "adaptive": True}, {"bins": 20, "adaptive": False}
+    ece, static_ece = (expected_calibration_error(probs, labels, **bins) for bins in both)
+    cece, static_cece = (classwise_calibration_error(probs, labels, threshold="max", **bins) for bins in both)
+    assert result.as_dict() == {
+        "accuracy": accuracy(probs, labels),
+        "expected_calibration_error": ece,
+        "classwise_calibration_error": cece,
+        "static_expected_calibration_error": static_ece,
+        "static_classwise_calibration_error": static_cece,
+        "top_label_brier_loss": top_label_brier_loss(probs, labels),
+        "multiclass_brier_loss": multiclass_brier_loss(probs, labels),
+        "negative_log_likelihood": negative_log_likelihood(probs, labels),
+    }
+    assert (result.bins, result.threshold, result.adaptive) == (20, 0.2, True)
+    with pytest.raises(InvalidInputError, match=r"^protocol must"):
+        evaluate(probs, labels, protocol="published")
 
 
 def test_evaluation_prints_as_a_table():
     result = evaluate(np.array([[0.75, 0.25], [0.25, 0.75]]), [0, 0], bins=1)
     assert str(result).splitlines() == [
         "2 samples, 2 classes",
-        "accuracy                         0.50000  higher is better",
-        "expected calibration error       0.25000  lower is better",
-        "class-wise calibration error     0.50000  lower is better",
-        "ECE, equal-width bins            0.25000  lower is better",
-        "CECE, equal-width bins           0.50000  lower is better",
-        "Brier loss, top class            0.31250  lower is better",
-        "Brier loss, mean over classes    0.31250  lower is better",
-        "negative log-likelihood          0.83699  lower is better",
-        "1 bin; class-wise errors over probabilities of at least 0.5; probabilities clipped at 1e-12 in logarithms",
+        "accuracy          0.50000  higher is better",
+        "ECE               0.25000  lower is better",
+        "class-wise ECE    0.50000  lower is better",
+        "smooth ECE        0.25000  lower is better",
+        "Brier score       0.31250  lower is better",
+        "log-loss          0.83699  lower is better",
+        "1 equal-width bins; class-wise errors over all probabilities; probabilities clipped at 1e-12 in logarithms",
     ]
 
 
 def test_nothing_above_the_threshold_is_shown_as_nan():
-    result = evaluate(np.full((2, 1000), 1 / 1000), [0, 1])
+    result = evaluate(np.full((2, 1000), 1 / 1000), [0, 1], threshold="max")
     assert np.isnan(result.classwise_calibration_error)
     assert "nan" in str(result)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kcal.errors import InvalidInputError
-from kcal.metrics import accuracy, multiclass_brier_loss
+from kcal.metrics import accuracy, evaluate, multiclass_brier_loss
 
 PROBS = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]])
 
@@ -71,3 +71,9 @@ def test_half_precision_rows_may_miss_1_by_their_rounding():
     assert accuracy(probs, [0]) == 1
     with pytest.raises(InvalidInputError, match=r"sum to 1 within 0\.001"):
         accuracy(probs.astype(np.float32), [0])
+
+
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist, torch.from_numpy])
+def test_swapped_arguments_get_a_hint(kind):
+    with pytest.raises(InvalidInputError, match="swapped"):
+        evaluate(kind(np.array([0, 1, 1])), kind(np.array([[0.9, 0.1], [0.3, 0.7], [0.4, 0.6]])))

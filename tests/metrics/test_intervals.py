@@ -17,9 +17,7 @@ from kcal.metrics import (
     negative_log_likelihood,
 )
 
-ERRORS = [
-    f"{prefix}{name}_calibration_error" for prefix in ("", "static_") for name in ("expected", "classwise")
-]  # fmt: skip
+ERRORS = ["expected_calibration_error", "classwise_calibration_error"]
 
 
 def drawn(n_samples, n_classes, sharpness, generator):
@@ -33,7 +31,9 @@ def drawn(n_samples, n_classes, sharpness, generator):
 def test_every_metric_has_an_interval_and_a_seed_decides_it():
     probs, labels = two_classes(300, 0.3, np.random.default_rng(13))
     one, same, other = (evaluate(probs, labels, confidence=0.95, resamples=50, seed=seed) for seed in (0, 0, 1))
-    assert set(one.intervals) == set(one.metrics)
+    assert set(one.metrics) - set(one.intervals) == {"smooth_calibration_error"}
+    paper = evaluate(probs, labels, protocol="paper", confidence=0.95, resamples=50)
+    assert set(paper.intervals) == set(paper.metrics)
     assert one.intervals == same.intervals
     assert one.intervals != other.intervals
     for low, high in one.intervals.values():
@@ -55,7 +55,7 @@ def test_more_confidence_and_fewer_samples_make_wider_intervals():
         return {name: high - low for name, (low, high) in found.items()}
 
     usual, sure, few = width(2000, 0.8), width(2000, 0.99), width(200, 0.8)
-    for name in evaluate(*two_classes(20, 0.0, np.random.default_rng(0))).as_dict():
+    for name in usual:
         assert sure[name] > usual[name]
         assert few[name] > usual[name]
 
@@ -66,9 +66,9 @@ def test_groups_are_resampled_whole():
     probs, labels = two_classes(20, 0.0, generator)
     again = np.repeat(probs, 50, axis=0), np.repeat(labels, 50)
     groups = np.repeat([f"patient {i:02}" for i in range(20)], 50)
-    by_row = evaluate(*again, confidence=0.9, resamples=400).intervals["top_label_brier_loss"]
-    by_group = evaluate(*again, confidence=0.9, resamples=400, groups=groups).intervals["top_label_brier_loss"]
-    small = evaluate(probs, labels, confidence=0.9, resamples=400).intervals["top_label_brier_loss"]
+    by_row = evaluate(*again, confidence=0.9, resamples=400).intervals["brier_score"]
+    by_group = evaluate(*again, confidence=0.9, resamples=400, groups=groups).intervals["brier_score"]
+    small = evaluate(probs, labels, confidence=0.9, resamples=400).intervals["brier_score"]
     wider = t.ppf(0.95, 19) / norm.ppf(0.95) * np.sqrt(20 / 19)  # what is not known of the spread of 20 groups
     assert by_group.high - by_group.low == pytest.approx(wider * (small.high - small.low), abs=1e-9)  # the same draws
     assert (by_group.high - by_group.low) > 4 * (by_row.high - by_row.low)
@@ -171,7 +171,7 @@ def test_interval_of_an_error_contains_its_debiased_estimate(
 def test_interval_of_a_score_contains_its_value(seed):
     probs, labels = drawn(100, 3, 1.5, np.random.default_rng(seed))
     result = evaluate(probs, labels, confidence=0.9, resamples=100)
-    for name in set(result.metrics) - set(ERRORS):
+    for name in set(result.intervals) - set(ERRORS):
         assert name not in result.debiased
         low, high = result.intervals[name]
         assert low <= result.metrics[name] <= high
@@ -191,8 +191,8 @@ def test_debiased_estimates_are_in_every_form_of_the_result():
     result = evaluate(*drawn(300, 3, 1.5, np.random.default_rng(1)), confidence=0.9, resamples=50)
     assert list(result.debiased) == ERRORS
     entries, frame = result.as_dict(), result.to_frame()
-    for name, value in result.metrics.items():
-        low, high = result.intervals[name]
+    for name, (low, high) in result.intervals.items():
+        value = result.metrics[name]
         expected = result.debiased.get(name, value)
         assert (entries[name], entries[f"{name}_low"], entries[f"{name}_high"]) == (value, low, high)
         assert entries.get(f"{name}_debiased", value) == expected

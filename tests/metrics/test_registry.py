@@ -5,15 +5,17 @@ import pandas as pd
 import pytest
 import torch
 
+from kcal import metrics
 from kcal.errors import InvalidInputError
-from kcal.metrics import METRICS, accuracy, confidence_interval, evaluate
+from kcal.metrics import METRICS, PAPER_METRICS, accuracy, confidence_interval, evaluate
 from kcal.metrics.registry import kind_of_metric
 
-every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
+ALL = {**METRICS, **{metric.title: metric for metric in PAPER_METRICS.values() if metric not in METRICS.values()}}
+every_metric = pytest.mark.parametrize("metric", ALL.values(), ids=ALL)
 MULTIPLICITIES = np.random.default_rng(1).integers(0, 4, 90)
 DEPENDS_ON_THE_NUMBER_OF_ROWS = {
-    "classwise_calibration_error",  # the number of rows above the threshold is not a multiple of the bins
-    "classwise_calibration_error_min",
+    "paper CECE",  # the number of rows above the threshold is not a multiple of the bins
+    "paper CECE min",
     "top_label_calibration_error",  # nor is that of each top class
     "kde_calibration_error",  # its bandwidth
     "accuracy_rejection_area",  # its steps
@@ -113,14 +115,23 @@ def test_values_are_formatted_for_tables():
     error = METRICS["expected_calibration_error"]
     assert (error.scale, error.format(0.01234), error.labelled(error.title)) == (100, "1.23", "ECE, % ↓")
     loss = METRICS["negative_log_likelihood"]
-    assert (loss.scale, loss.format(0.01234), loss.labelled(loss.title)) == (1, "0.0123", "NLL ↓")
+    assert (loss.scale, loss.format(0.01234), loss.labelled(loss.title)) == (1, "0.0123", "log-loss ↓")
     assert error.format(float("nan")) == "–"
     assert METRICS["accuracy"].arrow == "↑"
 
 
 def test_evaluation_agrees_with_the_table(predictions):
-    for name, value in evaluate(*predictions).as_dict().items():
-        assert METRICS[name](*predictions) == pytest.approx(value, rel=1e-12), name
+    for protocol, table in (("standard", METRICS), ("paper", PAPER_METRICS)):
+        for name, value in evaluate(*predictions, protocol=protocol).as_dict().items():
+            assert table[name](*predictions) == pytest.approx(value, rel=1e-12), name
+
+
+def test_metrics_are_the_functions_of_their_names_and_no_title_has_two_meanings(predictions):
+    for name, metric in METRICS.items():
+        assert float(getattr(metrics, name)(*predictions)) == metric(*predictions), name
+    titles = {}
+    for metric in (*METRICS.values(), *PAPER_METRICS.values()):
+        assert titles.setdefault(metric.title, metric) == metric
 
 
 def test_intervals_know_the_kind_of_registered_metrics(predictions):

@@ -1,14 +1,15 @@
 """Accuracy and proper scores against direct loops and examples worked by hand."""
 
 import math
+from inspect import signature
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import log_loss
+from sklearn.metrics import brier_score_loss, log_loss
 
-from kcal.metrics import accuracy, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
+from kcal.metrics import accuracy, brier_score, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
@@ -42,12 +43,21 @@ def test_scores_equal_the_loop(data):
     assert negative_log_likelihood(probs, labels) == pytest.approx(log / n)
 
 
-def test_log_likelihood_agrees_with_scikit_learn():
+@pytest.mark.parametrize("n_classes", [2, 5])
+def test_log_loss_and_brier_score_are_those_of_scikit_learn(n_classes):
     generator = np.random.default_rng(0)
-    probs = generator.dirichlet(np.ones(5), size=200)
-    labels = generator.integers(0, 5, size=200)
-    expected = log_loss(labels, probs, labels=range(5))
-    assert negative_log_likelihood(probs, labels) == pytest.approx(expected)
+    probs = generator.dirichlet(np.ones(n_classes), size=200)
+    labels, weights = generator.integers(0, n_classes, size=200), generator.exponential(size=200)
+    options = {"labels": range(n_classes), "sample_weight": weights}
+    ours = negative_log_likelihood(probs, labels, sample_weight=weights)
+    assert ours == pytest.approx(log_loss(labels, probs, **options))
+    total = np.sum((np.eye(n_classes)[labels] - probs) ** 2, axis=1) * (0.5 if n_classes == 2 else 1)
+    assert brier_score(probs, labels) == pytest.approx(total.mean())
+    if "y_proba" not in signature(brier_score_loss).parameters:
+        pytest.skip("this version of scikit-learn has no Brier score of several classes")
+    assert brier_score(probs, labels, sample_weight=weights) == pytest.approx(
+        brier_score_loss(labels, probs, **options)
+    )
 
 
 def test_perfect_predictions_cost_exactly_nothing():

@@ -28,7 +28,7 @@ def test_every_labelling_weighed_by_its_probability_gives_the_expectation_and_th
     means, squares = dict.fromkeys(OVERALL, 0.0), dict.fromkeys(OVERALL, 0.0)
     for labels in product(range(3), repeat=5):
         weight = np.prod(probs[np.arange(5), labels])
-        values = evaluate(probs, labels, bins=1).as_dict()
+        values = evaluate(probs, labels, protocol="paper").as_dict()
         for name in OVERALL:
             means[name] += weight * values[name]
             squares[name] += weight * values[name] ** 2
@@ -47,7 +47,7 @@ def test_intervals_contain_what_the_labels_of_the_rows_give():
     hits = np.zeros((300, 3 + 3 + 3))
     for seed in range(300):
         labels = drawn_labels(probs, seed)
-        values = evaluate(probs, labels, bins=1)
+        values = evaluate(probs, labels, protocol="paper")
         correct = predicted == labels
         truth = [getattr(values, name) for name in OVERALL]
         truth += [correct[labels == k].mean() for k in range(3)] + [correct[predicted == k].mean() for k in range(3)]
@@ -99,10 +99,9 @@ def test_certain_predictions_have_no_doubt():
 def test_the_table_and_the_frame_hold_every_number():
     found = estimate_performance(random_probs(40, 2, seed=3), classes=["no", "yes"])
     lines = str(found).splitlines()
-    assert lines[0] == "40 samples without labels, 2 classes"
+    assert lines[0].startswith("40 samples without labels, 2 classes")
     assert f"{found.accuracy.value:.5f}" in lines[2]
-    assert lines[-1].startswith("yes")
-    assert f"{found.precision[1, 0]:.4f}" in lines[-1]
+    assert lines[-1].split() == ["yes", *(f"{number:.5f}" for number in found.precision[1])]
     frame = found.to_frame()
     assert len(frame) == 3 + 2 * 2
     assert frame.loc[("recall", "yes"), "high"] == found.recall[1, 2]

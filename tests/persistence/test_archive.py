@@ -21,7 +21,7 @@ from torch import nn
 
 from kcal import FastRecipe, KCal, KCalBlend, PaperRecipe, TrainedProjection, load, save, train_projection
 from kcal.errors import FileFormatError, InvalidInputError, LeakageWarning
-from kcal.persistence import from_bytes, load_calibrator, to_bytes
+from kcal.persistence import load_calibrator, to_bytes
 
 TINY = FastRecipe(steps=4, batch_size=60, checkpoints=2, class_weights="balanced")
 
@@ -41,7 +41,7 @@ def assert_same_predictions(one: Any, other: Any, problem: Any) -> None:
 
 def test_loaded_calibrator_equals_saved_one(fitted: KCal, problem: Any, tmp_path: Path) -> None:
     loaded = load(save(fitted, tmp_path / "model.kcal"))
-    for name in ("predict_proba", "log_evidence", "evidence", "predict", "was_fitted_on"):
+    for name in ("predict_proba", "log_evidence", "evidence", "predict"):
         np.testing.assert_array_equal(*(getattr(one, name)(problem.test_embeddings) for one in (loaded, fitted)))
     np.testing.assert_array_equal(loaded.leave_one_out_proba_, fitted.leave_one_out_proba_)
     np.testing.assert_array_equal(loaded.ids_, fitted.ids_)
@@ -59,7 +59,7 @@ def test_loaded_calibrator_goes_on_learning(fitted: KCal, problem: Any, tmp_path
 
 
 def test_equal_fits_give_equal_files(fitted: KCal, fitted_content: bytes, tmp_path: Path) -> None:
-    assert to_bytes(fitted) == to_bytes(from_bytes(fitted_content)) == fitted_content
+    assert to_bytes(fitted) == to_bytes(load(save(fitted, tmp_path / "model"))) == fitted_content
     other = tmp_path / "other"
     other.mkdir()
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
@@ -69,20 +69,14 @@ def test_equal_fits_give_equal_files(fitted: KCal, fitted_content: bytes, tmp_pa
         assert path.read_bytes() == (other / path.name).read_bytes()
 
 
-def test_file_has_the_calibration_set_once(fitted: KCal, fitted_content: bytes) -> None:
-    points = fitted.model_.points.numpy()
-    assert fitted_content.count(points.tobytes()) == 1
-    assert len(fitted_content) < 2 * points.nbytes + 16_000
-
-
 @pytest.mark.parametrize("labels", [["b", "a", "ü 🐟"], [1.0, 0.0, -3.0], [True, False], [7, 2**40, -1]])
-def test_labels_of_every_kind_come_back(labels: list[Any], problem: Any) -> None:
+def test_labels_of_every_kind_come_back(labels: list[Any], problem: Any, tmp_path: Path) -> None:
     names = np.array(labels)[problem.labels % len(labels)]
-    loaded = from_bytes(to_bytes(KCal(projection="identity").fit(problem.embeddings, names)))
+    loaded = load(save(KCal(projection="identity").fit(problem.embeddings, names), tmp_path / "model"))
     np.testing.assert_array_equal(loaded.classes_, np.unique(names), strict=True)
 
 
-@pytest.mark.parametrize("projection", ["skip", "linear"])
+@pytest.mark.parametrize("projection", ["residual", "linear"])
 def test_learned_projection_and_its_recipe_come_back(projection: str, problem: Any, tmp_path: Path) -> None:
     fitted = learned(problem, projection=projection)
     loaded = load(save(fitted, tmp_path / "model.kcal"))
@@ -119,11 +113,11 @@ def test_module_that_is_not_used_is_an_error(
         with pytest.raises(InvalidInputError, match=r"^projection is not"):
             load(file, projection=nn.Identity())
     with pytest.raises(InvalidInputError, match=r"^projection must be a torch module"):
-        load(path, projection="skip")
+        load(path, projection="residual")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("projection", ["skip", "linear"])
+@pytest.mark.parametrize("projection", ["residual", "linear"])
 def test_trained_projection_comes_back(projection: str, dtype: type, problem: Any, tmp_path: Path) -> None:
     rows = problem.train_embeddings.astype(dtype)
     trained = train_projection(rows, problem.train_labels, projection=projection, dimension=4, recipe=TINY)
@@ -161,6 +155,7 @@ def test_own_module_of_a_trained_projection_is_passed_again(problem: Any, tmp_pa
         load(path, projection=nn.Linear(5, 2))
 
 
+@pytest.mark.filterwarnings("ignore:No logits were given")
 @pytest.mark.parametrize("kind", [KCal, KCalBlend])
 def test_loading_to_a_device(kind: Any, problem: Any, saved: Callable[[str], Path], tmp_path: Path) -> None:
     fitted = kind(**({"projection": "identity"} if kind is KCal else {})).fit(problem.embeddings, problem.labels)

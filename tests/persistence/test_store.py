@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Any:
         yield opened
 
 
-def test_everything_comes_back_in_order_and_in_chunks(store: CalibrationStore) -> None:
+def test_everything_comes_back_in_order(store: CalibrationStore) -> None:
     first = outputs(7, groups=np.arange(7) % 2, weights=np.linspace(1, 2, 7))
     second = outputs(5, seed=1, groups=np.arange(5), weights=np.full(5, 0.5))
     ids = store.append(first, times=np.arange(7.0)) + store.append(second)
@@ -50,13 +50,9 @@ def test_everything_comes_back_in_order_and_in_chunks(store: CalibrationStore) -
     stored = store.samples()
     for name in ("embeddings", "logits", "labels", "groups", "weights", "ids"):
         expected = np.concatenate([np.asarray(getattr(part, name)) for part in (first, second)])
-        np.testing.assert_array_equal(getattr(stored.outputs, name), expected)
-        chunks = [getattr(chunk.outputs, name) for chunk in store.chunks(5)]
-        assert [len(chunk) for chunk in chunks] == [5, 5, 2]
-        np.testing.assert_array_equal(np.concatenate(chunks), expected)
-    assert stored.outputs.ids.tolist() == ids
+        np.testing.assert_array_equal(getattr(stored, name), expected)
+    assert stored.ids.tolist() == ids
     assert store.contains([ids[2], "nobody", ids[0]]) == [True, False, True]
-    assert stored.times[:7].tolist() == list(range(7))
 
 
 def test_reopened_store_has_the_same_samples(store: CalibrationStore, tmp_path: Path) -> None:
@@ -64,25 +60,22 @@ def test_reopened_store_has_the_same_samples(store: CalibrationStore, tmp_path: 
     (tmp_path / "link.db").symlink_to(store.path)
     with CalibrationStore(tmp_path / "link.db", version="2") as other:
         other.append(outputs(3, seed=1, logits=np.arange(3.0)))
-        np.testing.assert_array_equal(other.samples().outputs.embeddings, store.samples().outputs.embeddings)
-        np.testing.assert_array_equal(store.samples().outputs.logits[:20], np.arange(20.0)[:, None])
-        assert store.samples().versions.tolist() == [""] * 20 + ["2"] * 3
+        np.testing.assert_array_equal(other.samples().embeddings, store.samples().embeddings)
+        np.testing.assert_array_equal(store.samples().logits[:20], np.arange(20.0)[:, None])
         assert store.count_by_version() == {"": 20, "2": 3}
 
 
 def test_changes_are_new_corrected_and_deleted_samples(store: CalibrationStore) -> None:
     store.append(outputs(5))
-    samples, deleted, last = store.changes()
-    assert samples is not None
-    assert (len(samples), deleted.tolist(), last) == (5, [], store.last_change)
-    assert store.changes(last)[::2] == (None, last)
+    first = store.changes()
+    assert (len(first.samples.ids), first.deleted, first.last) == (5, set(), store.last_change)
+    assert store.changes(first.last).samples is None
     store.correct(["s0-3"], [0])
     store.append(outputs(1, seed=1))
     store.append(outputs(1, seed=2, labels=None))
     store.delete(["s0-1", "s1-0"])
-    samples, deleted, last = store.changes(last)
-    assert samples is not None
-    assert (samples.outputs.ids.tolist(), deleted.tolist(), last) == (["s0-3"], [2, 6], store.last_change)
+    second = store.changes(first.last)
+    assert (second.samples.ids.tolist(), second.deleted, second.last) == (["s0-3"], {2, 6}, store.last_change)
 
 
 def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
@@ -90,12 +83,12 @@ def test_labels_may_come_late_and_be_corrected(store: CalibrationStore) -> None:
     assert len(store) == 4
     with pytest.raises(InvalidInputError, match="store must hold samples with labels; got none"):
         store.samples()
-    assert store.samples(labelled=False).outputs.labels is None
+    assert store.samples(labelled=False).labels is None
     store.correct([12, 10], ["seizure", "normal"])
     store.correct([10], ["discharge"])
-    assert store.samples(labelled=False).outputs.labels.tolist() == ["discharge", None, "seizure", None]
-    assert store.samples().outputs.ids.tolist() == [10, 12]
-    assert store.samples().outputs.labels.tolist() == ["discharge", "seizure"]
+    assert store.samples(labelled=False).labels.tolist() == ["discharge", None, "seizure", None]
+    assert store.samples().ids.tolist() == [10, 12]
+    assert store.samples().labels.tolist() == ["discharge", "seizure"]
 
 
 def test_changes_of_a_transaction_are_made_together_or_not_at_all(store: CalibrationStore) -> None:
@@ -120,7 +113,7 @@ def test_changes_of_a_transaction_are_made_together_or_not_at_all(store: Calibra
         with pytest.raises(InvalidInputError, match="'nobody'"):
             fail()
         assert store.ids() == other.ids() == ["b", "c", "d", "e"]
-        assert 7 not in store.samples().outputs.labels
+        assert 7 not in store.samples().labels
 
 
 def test_new_ids_are_of_the_type_of_the_others(store: CalibrationStore) -> None:
@@ -129,7 +122,7 @@ def test_new_ids_are_of_the_type_of_the_others(store: CalibrationStore) -> None:
     store.delete(store.ids())
     store.append(outputs(3, ids=[4, -2, 17]))
     assert store.append(outputs(2, ids=None)) + store.append(outputs(1, ids=None)) == [18, 19, 20]
-    assert store.samples().outputs.ids.tolist() == [4, -2, 17, 18, 19, 20]
+    assert store.samples().ids.tolist() == [4, -2, 17, 18, 19, 20]
 
 
 def test_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) -> None:
@@ -169,18 +162,21 @@ def test_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) ->
         (lambda s: s.correct(["s0-0"], ["x"]), "labels"),
         (lambda s: s.delete(["s0-0", "nobody"]), "ids"),
         (lambda s: s.delete([np.nan]), "ids"),
-        (lambda s: s.chunks(0), "size"),
+        (lambda s: s.delete(5), "ids"),
+        (lambda s: s.correct(None, [1]), "ids"),
+        (lambda s: s.append(outputs(2, seed=1), times={}), "times"),
+        (lambda s: s.changes(-1), "since"),
         (lambda s: s.samples(version=3), "version"),
     ],
 )
 def test_bad_input_changes_nothing(store: CalibrationStore, call: Any, parameter: str) -> None:
     store.append(outputs(groups=np.arange(20)))
-    before, change = store.samples().outputs, store.last_change
+    before, change = store.samples(), store.last_change
     with pytest.raises(InvalidInputError) as raised:
         call(store)
     assert raised.value.parameter == parameter
     assert store.last_change == change
-    np.testing.assert_array_equal(store.samples().outputs.labels, before.labels)
+    np.testing.assert_array_equal(store.samples().labels, before.labels)
 
 
 def test_foreign_files_raise_and_not_changed(tmp_path: Path) -> None:
@@ -316,7 +312,7 @@ def check_whole(path: Path, acknowledged: int) -> None:
     with CalibrationStore(path) as store:
         if acknowledged < 0 and len(store) == 0:
             return
-        stored = store.samples().outputs
+        stored = store.samples()
     batches, counts = np.unique(stored.labels, return_counts=True)
     assert (counts == 3).all()
     assert batches.tolist() == list(range(len(batches)))
@@ -343,7 +339,7 @@ def test_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
             n_samples = len(shorter)
             assert n_samples % 3 == 0
             if n_samples:
-                stored = shorter.samples().outputs
+                stored = shorter.samples()
                 assert stored.labels.tolist() == np.repeat(np.arange(n_samples // 3), 3).tolist()
                 np.testing.assert_array_equal(stored.embeddings, np.repeat(stored.labels[:, None], 16, axis=1))
         seen.add(n_samples)

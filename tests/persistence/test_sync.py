@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from kcal import CalibrationStore, ClassifierOutputs, InvalidInputError, KCal, KCalBlend, TemperatureScaling, Updates
-from kcal.calibrators import predict_on
+from kcal.calibrators import online_ids, predict_on, was_fitted_on
 from kcal.errors import KcalWarning
 
 GENERATOR = np.random.default_rng(0)
@@ -82,13 +82,13 @@ def test_thread_updates_while_the_context_lasts(tmp_path: Path) -> None:
         with store.follow(kcal(), every=0.01) as sync:
             store.append(outputs(100, 110))
             store.delete(IDS[:2].tolist())
-            wait_until(lambda: len(sync.calibrator.current_ids_) == 108)
+            wait_until(lambda: len(online_ids(sync.calibrator)) == 108)
         np.testing.assert_allclose(
             predict_on(sync.calibrator, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6
         )
         store.append(outputs(110, 120))
         time.sleep(0.05)
-        assert len(sync.calibrator.current_ids_) == 108
+        assert len(online_ids(sync.calibrator)) == 108
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -107,7 +107,7 @@ def fail_and_recover(store: CalibrationStore, blend: Any) -> None:
         assert isinstance(first, InvalidInputError)
         store.delete(IDS[100:101].tolist())
         store.append(outputs(101, 103))
-        wait_until(lambda: sync.error is None and len(blend.current_ids_) == 102)
+        wait_until(lambda: sync.error is None and len(online_ids(blend)) == 102)
 
 
 def fail_to_the_end(store: CalibrationStore, blend: Any) -> None:
@@ -156,8 +156,8 @@ def test_id_deleted_and_appended_again_is_another_sample(tmp_path: Path, restart
         sync = store.follow(sync.calibrator) if restarted else sync
         assert sync.update() == 3
         live = sync.calibrator
-        assert not live.was_fitted_on(ROWS[5:8]).any()
-        assert live.was_fitted_on(ROWS[5:7] + 1.0).all()
+        assert not was_fitted_on(live, ROWS[5:8]).any()
+        assert was_fitted_on(live, ROWS[5:7] + 1.0).all()
         np.testing.assert_allclose(predict_on(live, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6)
 
 
@@ -180,16 +180,16 @@ def test_evicted_samples_do_not_return(tmp_path: Path, updates: Updates) -> None
         sync.update()
         store.append(outputs(60, 70))
         sync.update()
-        kept = sync.calibrator.current_ids_
+        kept = online_ids(sync.calibrator)
         assert len(kept) == (40 if updates.window else 36)
         store.correct(IDS[:1].tolist(), (LABELS[:1] + 1) % 3)
         assert sync.update() == 0
         sync = store.follow(sync.calibrator)
         assert sync.update() == 0
-        assert sync.calibrator.current_ids_ == kept
+        assert online_ids(sync.calibrator) == kept
         store.append(outputs(70, 72))
         assert sync.update() == 2
-        assert sync.calibrator.current_ids_[-2:] == IDS[70:72].tolist()
+        assert online_ids(sync.calibrator)[-2:] == IDS[70:72].tolist()
 
 
 def test_calibrators_that_cannot_follow_the_store_raise(tmp_path: Path) -> None:
@@ -241,17 +241,16 @@ def test_samples_of_several_model_versions_are_told_apart(tmp_path: Path) -> Non
         store.append(outputs(60, 130))
         with pytest.warns(KcalWarning, match="model versions 'network 1', 'network 2'"):
             store.fit(kcal())
-        assert len(store.samples()) == 130
+        assert len(store.samples().ids) == 130
         for version, ids in (("network 1", IDS[:60]), ("network 2", IDS[60:130])):
-            assert store.samples(version=version).outputs.ids.tolist() == ids.tolist()
-            assert sum(len(chunk) for chunk in store.chunks(7, version=version)) == len(ids)
+            assert store.samples(version=version).ids.tolist() == ids.tolist()
             assert store.fit(kcal(), version=version).ids_.tolist() == ids.tolist()
         sync = store.follow(kcal(), version="network 2")
         assert sync.update() == 70
         store.correct(IDS[:1].tolist(), [2])  # of the other version
         store.delete(IDS[1:3].tolist() + IDS[60:61].tolist())
         assert sync.update() == 1
-        assert sync.calibrator.current_ids_ == IDS[61:130].tolist()
+        assert online_ids(sync.calibrator) == IDS[61:130].tolist()
     with CalibrationStore(path) as store:
         sync = store.follow(kcal())
         with pytest.warns(KcalWarning, match="model versions 'network 1', 'network 2'"):
@@ -273,9 +272,9 @@ def test_all_samples_may_be_replaced_at_once(tmp_path: Path, make: Any) -> None:
         assert sync.update() == 60
         assert sync.update() == 0
         live = sync.calibrator
-        assert live.current_ids_ == store.ids()
-        assert live.was_fitted_on(ROWS[:50] + 1.0).all()
-        assert not live.was_fitted_on(ROWS[:60]).any()
+        assert online_ids(live) == store.ids()
+        assert was_fitted_on(live, ROWS[:50] + 1.0).all()
+        assert not was_fitted_on(live, ROWS[:60]).any()
 
 
 def test_calibrator_whose_samples_are_all_gone_follows_again(tmp_path: Path) -> None:
@@ -302,6 +301,6 @@ def test_samples_that_were_never_in_the_store_stay_with_keep_others(tmp_path: Pa
         np.testing.assert_allclose(fitted.predict_proba(QUERIES.embeddings), expected.predict_proba(QUERIES.embeddings))
         store.delete(IDS[110:120].tolist())
         assert sync.update() == 10
-        assert fitted.current_ids_ == IDS[:110].tolist()
+        assert online_ids(fitted) == IDS[:110].tolist()
         assert store.follow(fitted).update() == 100  # otherwise they are forgotten
-        assert fitted.current_ids_ == IDS[100:110].tolist()
+        assert online_ids(fitted) == IDS[100:110].tolist()

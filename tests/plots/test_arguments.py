@@ -12,7 +12,7 @@ from pictures import overconfident
 from kcal import plots
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthCurve
-from kcal.metrics import AverageRanks, accuracy_rejection, average_ranks, canonical_cells, reliability
+from kcal.metrics import AverageRanks, accuracy_rejection, average_ranks, canonical_cells, evaluate, reliability
 from kcal.projection import TrainingCurve
 
 BAD: list[Any] = [
@@ -52,6 +52,7 @@ CALLS: dict[Callable[..., Any], dict[str, Any]] = {
         **OPTIONS,
     },
     plots.rank_plot: {"ranks": average_ranks({"task": {"a": 1, "b": 2}}), "ax": None, "title": None},
+    plots.subgroup_plot: {"subgroups": evaluate(PROBS, LABELS, by=LABELS, resamples=20), "ax": None, "title": None},
     plots.rejection_curve: {"curves": {"a": accuracy_rejection(PROBS, LABELS)}, "ax": None, "minimum_count": 15},
     plots.simplex_plot: {"cells": canonical_cells(PROBS, LABELS, bins=5), "class_names": None, "minimum_count": 3},
     plots.bandwidth_curve: {"curve": CURVE, "ax": None, "title": None},

@@ -7,8 +7,15 @@ from pictures import boxes_inside, legend_texts, overconfident, rendered
 
 from kcal import KCal
 from kcal.kernels import BandwidthCurve
-from kcal.metrics import accuracy_rejection, average_ranks
-from kcal.plots import bandwidth_curve, rank_plot, rejection_curve, training_curve, wealth_curves
+from kcal.metrics import accuracy_rejection, average_ranks, evaluate
+from kcal.plots import (
+    bandwidth_curve,
+    rank_plot,
+    rejection_curve,
+    subgroup_plot,
+    training_curve,
+    wealth_curves,
+)
 from kcal.plots.style import GAP, wrap_label
 from kcal.projection import TrainingCurve
 
@@ -127,3 +134,18 @@ def test_long_names_that_differ_at_the_end_stay_different(name):
         assert labels[0] != labels[1]
         assert all(len(label) <= lines and max(map(len, label)) <= width for label in labels)
     assert wrap_label("short", width=14) == "short"
+
+
+@pytest.mark.parametrize("n_subgroups", [1, 4, 30])
+def test_subgroups_have_accuracy_confidence_and_interval(n_subgroups):
+    probs, labels = overconfident(900, 3)
+    found = evaluate(probs, labels, by=np.arange(900) % n_subgroups, resamples=20)
+    ax = subgroup_plot(found, title="sites")
+    accuracies, confidences = ax.lines
+    np.testing.assert_array_equal(accuracies.get_xdata(), found.accuracy)
+    np.testing.assert_array_equal(confidences.get_xdata(), found.mean_confidence)
+    texts = [text.get_text() for text in ax.texts]
+    low, high = 100 * found.low[0], 100 * found.high[0]
+    assert texts[1] == f"{100 * found.error[0]:.2f} [{low:.2f}, {high:.2f}]"
+    assert ax.get_yticklabels()[0].get_text().startswith(f"0 ({found.counts[0]})")
+    assert boxes_inside(ax.figure, [ax.title, ax.get_legend(), ax.xaxis.label, *ax.texts, *ax.get_yticklabels()])

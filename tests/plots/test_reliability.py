@@ -187,10 +187,26 @@ def test_worst_of_many_classes_are_drawn_and_the_title_says_so():
     assert [text.get_text() for text in only.texts] == ["no samples"]
 
 
+@pytest.mark.parametrize("legend", [True, False])
+def test_diagrams_on_given_subplots_are_not_cut(legend):
+    figure = Figure(figsize=(9, 5))
+    for ax in figure.subplots(1, 2):
+        reliability_diagram(*overconfident(400, 3), ax=ax, legend=legend)
+        (strip,) = ax.child_axes
+        artists = [ax.title, strip.xaxis.label, *strip.get_xticklabels(), *([ax.get_legend()] if legend else [])]
+        assert boxes_inside(figure, artists)
+
+
+def test_a_new_diagram_fills_its_figure():
+    ax = reliability_diagram(*overconfident(400, 3))
+    ax.figure.draw_without_rendering()
+    assert ax.get_legend().get_window_extent().y0 < 0.06 * ax.figure.bbox.height
+
+
 def test_class_grid_bins_probabilities_as_class_errors_does():
     probs, labels = overconfident(400, 3)
     axes = class_reliability_grid(probs, labels, class_names=[LONG, "$x$", LONG])
-    expected = class_errors(probs, labels, adaptive=False).error
+    expected = class_errors(probs, labels).error
     assert [ax.texts[0].get_text() for ax in axes] == [f"error {error:.3f}" for error in expected]
     headings = [ax.get_title().strip() for ax in axes]
     assert "…" in headings[0]

@@ -8,9 +8,9 @@ from torch import nn
 from kcal import KCal
 from kcal.errors import InvalidInputError
 from kcal.kernels import START_SPREAD
-from kcal.projection import LinearProjection, SkipProjection, project
+from kcal.projection import LinearProjection, ResidualProjection, project
 
-KINDS = pytest.mark.parametrize("kind", [SkipProjection, LinearProjection])
+KINDS = pytest.mark.parametrize("kind", [ResidualProjection, LinearProjection])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -32,7 +32,7 @@ def test_projection_is_the_papers_formula(kind):
     norm = module.norm
     normalised = (rows - norm.running_mean) / torch.sqrt(norm.running_var + norm.eps) * norm.weight + norm.bias
     expected = normalised @ module.reduce.weight.T
-    if kind is SkipProjection:
+    if kind is ResidualProjection:
         expected = expected + module.reduce.bias
         expected = expected + torch.where(expected > 0, expected, torch.expm1(expected)) @ module.bend.weight.T
         assert module.bend.bias is None
@@ -93,7 +93,7 @@ def test_columns_without_variance_do_no_harm_to_the_start(kind, dtype):
 
 @DTYPES
 def test_at_unit_length_only_the_direction_counts_and_nothing_overflows(dtype):
-    rows, module = embeddings(20, 5, dtype=dtype), SkipProjection(5, 3).to(dtype)
+    rows, module = embeddings(20, 5, dtype=dtype), ResidualProjection(5, 3).to(dtype)
     assert not torch.allclose(project(module, 7.0 * rows), project(module, rows))
     module.unit_length.fill_(True)
     largest = torch.finfo(dtype).max / 10 / float(rows.abs().max())
@@ -104,7 +104,7 @@ def test_at_unit_length_only_the_direction_counts_and_nothing_overflows(dtype):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_projecting_leaves_modes_and_statistics_as_they_were(training):
-    module = nn.Sequential(SkipProjection(6, 3).double(), nn.Dropout()).train(training)
+    module = nn.Sequential(ResidualProjection(6, 3).double(), nn.Dropout()).train(training)
     module[0].norm.eval()
     statistics = module[0].norm.running_mean.clone()
     assert not project(module, 5.0 + embeddings()).requires_grad
@@ -143,5 +143,5 @@ def test_start_depends_neither_on_the_order_of_rows_nor_on_the_sign_of_axes():
 
 
 def test_projecting_many_rows_gives_what_the_module_gives():
-    module, rows = SkipProjection(6, 3).double().eval(), embeddings(40_000)
+    module, rows = ResidualProjection(6, 3).double().eval(), embeddings(40_000)
     torch.testing.assert_close(project(module, rows), module(rows).detach(), rtol=0, atol=1e-13)

@@ -16,7 +16,7 @@ def test_paper_recipe_has_the_papers_numbers():
         "batches_per_epoch": 5000,
         "predictions": 64,
         "background_per_class": 20,
-        "bandwidth": 1.0,
+        "bandwidth": pytest.approx(0.5**0.5),
         "factor": 0.5,
         "patience": 10,
         "least_learning_rate": 1e-5,

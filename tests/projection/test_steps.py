@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from kcal import FastRecipe, PaperRecipe, train_projection
 from kcal.kernels import LeaveOutLoss, sort_support
-from kcal.projection import SkipProjection
+from kcal.projection import ResidualProjection
 
 few = settings(max_examples=25)
 DIMENSION = 3
@@ -27,20 +27,27 @@ def noise(codes, *, scale=1.0, seed=0):
 
 
 def train(rows, codes, recipe, *, groups=None, seed=0, dtype=torch.float64):
-    """Train a matrix; return the losses, and of every step the rows by their index, the matrix and its gradient."""
+    """Train a matrix; return the losses, and of every step the rows by their index, the matrix and its gradient.
+
+    The paper's step projects the background first, then the queries; the index begins with the queries.
+    """
     place = {row.tobytes(): index for index, row in enumerate(torch.from_numpy(rows).to(dtype).numpy())}
-    steps = []
+    steps, seen = [], []
 
     class Recording(nn.Linear):
         def forward(self, embeddings):
             if self.training:
-                index = np.array([place[row.tobytes()] for row in embeddings.numpy()])
-                steps.append([index, self.weight.detach().clone()])
+                seen.append([place[row.tobytes()] for row in embeddings.numpy()])
             return super().forward(embeddings)
+
+    def record(optimizer, *_):
+        weight = optimizer.param_groups[0]["params"][0]
+        steps.append((np.concatenate(seen[::-1]), weight.detach().clone(), weight.grad.clone()))
+        seen.clear()
 
     module = Recording(4, DIMENSION, bias=False, dtype=dtype)
     nn.init.normal_(module.weight, generator=torch.Generator().manual_seed(1))
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: steps[-1].append(module_gradient(optimizer)))
+    hook = register_optimizer_step_pre_hook(record)
     try:
         given = torch.from_numpy(rows).to(dtype)
         trained = train_projection(
@@ -49,10 +56,6 @@ def train(rows, codes, recipe, *, groups=None, seed=0, dtype=torch.float64):
     finally:
         hook.remove()
     return trained.curve.losses, steps
-
-
-def module_gradient(optimizer):
-    return optimizer.param_groups[0]["params"][0].grad.clone()
 
 
 def paper(n_steps, predictions=5, per_class=3, **numbers):
@@ -280,7 +283,7 @@ def test_fast_batches_are_uniform(size, per_class):
         assert chisquare([found[one] for one in expected]).pvalue > RARELY
 
 
-class Differentiated(SkipProjection):
+class Differentiated(ResidualProjection):
     """The paper's Π for automatic differentiation: what is known by hand is known of that very class."""
 
 
@@ -306,7 +309,7 @@ def test_papers_projection_is_trained_as_by_automatic_differentiation(name):
     codes = np.repeat([0, 1, 2, 3], [20, 12, 5, 1])
     rows = 2.0 * np.random.default_rng(3).normal(size=(38, 5)) + 1.0
     states, curves = [], []
-    for kind in (SkipProjection, Differentiated):
+    for kind in (ResidualProjection, Differentiated):
         module, generator = kind(5, 3), torch.Generator().manual_seed(5)
         module.norm = NORMS[name]()
         for parameter in module.parameters():
@@ -317,6 +320,45 @@ def test_papers_projection_is_trained_as_by_automatic_differentiation(name):
     np.testing.assert_allclose(*curves, rtol=1e-10)
     for key, value in states[0].items():
         torch.testing.assert_close(value, states[1][key], rtol=1e-8, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("kind", [ResidualProjection, Differentiated], ids=["by hand", "autograd"])
+def test_paper_step_is_two_calls_of_the_module_at_the_published_kernel(kind):
+    """A step by a plain module: the background, then the queries, exp(−‖u‖²/d), and descent by autograd's gradient."""
+    codes, rate = np.repeat([0, 1, 2], [20, 12, 5]), 0.3
+    rows = torch.from_numpy(2.0 * np.random.default_rng(4).normal(size=(37, 5)) + 1.0)
+    calls = []
+
+    class Recording(Differentiated):
+        def forward(self, embeddings):
+            calls.append(embeddings)
+            return super().forward(embeddings)
+
+    plain = ResidualProjection(5, DIMENSION).double()
+    recorded, module = (each(5, DIMENSION).double() for each in (Recording, kind))
+    recorded.load_state_dict(plain.state_dict())
+    module.load_state_dict(plain.state_dict())
+    options = {"recipe": paper(1, learning_rate=rate), "seed": 7, "progress": False}
+    train_projection(rows, codes, projection=recorded, **options)
+    background, queries = calls
+    trained = train_projection(rows, codes, projection=module, **options)
+    code_of, other = (codes[torch.cdist(part, rows).argmin(dim=1).numpy()] for part in (queries, background))
+    assert len(queries) == 5
+    assert len(background) == 9
+    represents = (np.bincount(codes) - np.bincount(code_of, minlength=3)) / np.bincount(other)
+    z, q = plain.train()(background), plain(queries)
+    losses = []
+    for point, code in zip(q, code_of, strict=True):
+        mass = torch.exp(-(point - z).square().sum(dim=1) / DIMENSION) * torch.from_numpy(represents[other])
+        losses.append(-torch.log(mass[other == code].sum() / mass.sum()))
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter -= rate * parameter.grad
+    assert trained.curve.losses[0] == pytest.approx(float(loss.detach()), rel=1e-10)
+    for key, value in trained.module.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[key], rtol=1e-8, atol=1e-10, msg=key)
 
 
 def test_paper_recipe_is_plain_gradient_descent():

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from html_reader import Document
@@ -82,7 +83,7 @@ def test_metrics_table_has_values_intervals_and_best_in_bold(html, document, jud
     _, _, evaluations = judged
     heading, *rows = document.tables[0]
     assert heading == ["metric", "before", "debiased", "90 % interval", "after", "debiased", "90 % interval"]
-    assert [row[0] for row in rows][::7] == ["accuracy, % ↑", "negative log-likelihood ↓"]
+    assert [row[0] for row in rows][::5] == ["accuracy, % ↑", "log-loss ↓"]
     for place, found in enumerate(evaluations.values()):
         columns = slice(1 + 3 * place, 4 + 3 * place)
         low, high = found.intervals["negative_log_likelihood"]
@@ -118,7 +119,7 @@ def test_data_and_settings_are_stated(document, judged):
     heading, *rows = document.tables[-1]
     assert heading == ["class", "samples", "share, %"]
     assert [int(row[1]) for row in rows] == sorted(np.bincount(labels), reverse=True)
-    for text in ("bins10", f"threshold{evaluations['after'].threshold:.4g}", "1e-12", "kcal", "numpy", "Python"):
+    for text in (evaluations["after"].settings, "kcal", "numpy", "Python"):
         assert text in document.sections["settings"]
 
 
@@ -162,7 +163,7 @@ def test_verdict_answers_whether_it_is_calibrated(power, answer, confidence):
 def test_verdict_compares_calibration_errors_before_and_after(document, judged):
     before, after = (f"{100 * each.debiased['expected_calibration_error']:.2f}" for each in judged[2].values())
     text = " ".join(document.sections["verdict"].split())
-    assert f"The debiased calibration error falls from {before} % to {after} %." in text
+    assert f"The debiased ECE falls from {before} % to {after} %." in text
 
 
 def test_verdict_names_a_class_that_is_too_low_and_no_other():
@@ -202,6 +203,20 @@ def test_three_classes_have_a_simplex_and_one_method_one_column():
     assert list(found.sections)[:4] == ["verdict", "metrics", "classes", "simplex"]
     assert found.tables[0][0] == ["metric", "p"]
     assert "no intervals" in found.sections["settings"]
+
+
+def test_subgroups_have_a_section_with_table_and_figure():
+    probs, _, labels = sharpened(300, 3)
+    site = pandas.Series(np.array(["<north>", "south"])[np.arange(300) % 2], name="site")
+    evaluations = {"p": evaluate(probs, labels)}
+    found = Document(render_report({"p": probs}, labels, evaluations=evaluations, by=site, limit=1))
+    expected = evaluate(probs, labels, by=site)
+    _, *rows = next(table for table in found.tables if table[0][0] == "site")
+    assert [row[0] for row in rows] == ["<north>", "south"]
+    ends = zip(expected.low, expected.high, strict=True)
+    assert [row[6] for row in rows] == [f"[{100 * low:.2f}, {100 * high:.2f}]" for low, high in ends]
+    assert [row[7] for row in rows] == expected.direction
+    assert "Accuracy and mean confidence of each site" in [figure["aria-label"] for figure in found.figures]
 
 
 def test_one_sample_of_many_classes():

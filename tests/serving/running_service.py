@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import tritonclient.http as triton
 
-from kcal.serving.app import Server, make_app
+from kcal.serving.app import Server, address_of, listen, make_app
 from kcal.serving.service import Service, Settings
 
 PATIENCE = 60.0
@@ -41,27 +41,29 @@ class Running:
 @contextmanager
 def running(path: Path, **options: Any) -> Iterator[Running]:
     """Run a server in a thread until the block ends."""
-    server = Server(Settings(path, **{**options, "port": 0}))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started and server.service.is_ready)
-        yield Running(server.address, server.service)
-    finally:
-        server.should_exit = True
-        thread.join()
+    settings = Settings(path, **{**options, "port": 0})
+    server = Server(settings)
+    with closing(listen(settings.host, 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            wait_until(lambda: server.started and server.service.is_ready)
+            yield Running(address_of(listener), server.service)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @asynccontextmanager
 async def in_process(path: Path, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
     """Yield a client of an application that runs in this loop, and its service."""
     service = Service(Settings(path, **options))
-    guard = make_app(service)
-    async with guard.app.router.lifespan_context(guard.app):
+    app = make_app(service)
+    async with app.router.lifespan_context(app):
         while not service.is_ready:
             assert not service.errors, service.errors
             await asyncio.sleep(0.005)
-        transport = httpx.ASGITransport(guard, raise_app_exceptions=False)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield client, service
 

@@ -11,7 +11,7 @@ from fastapi import HTTPException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcal.serving.batching import Batcher
+from kcal.serving.service import Batcher
 
 
 @dataclass(frozen=True)
@@ -49,40 +49,24 @@ def test_full_batch_does_not_wait():
     assert asyncio.run(story()) == [4] * 8
 
 
-def test_full_queue_is_refused_with_retry_after():
+def test_full_queue_is_refused_and_an_error_is_that_of_its_batch():
     gate = threading.Event()
 
     def run(batch):
         gate.wait()
-        return [job.name for job in batch]
-
-    async def story():
-        batcher = Batcher(run, 1, 0.0, 2)
-        waiting = [asyncio.create_task(batcher.submit(Job(0)))]
-        await asyncio.sleep(0.05)  # a thread has taken the first
-        waiting += [asyncio.create_task(batcher.submit(Job(name))) for name in (1, 2)]
-        await asyncio.sleep(0)
-        with pytest.raises(HTTPException) as error:
-            await batcher.submit(Job(3))
-        gate.set()
-        return error.value, await asyncio.gather(*waiting)
-
-    error, results = asyncio.run(story())
-    assert (error.status_code, error.headers) == (503, {"Retry-After": "1"})
-    assert results == [0, 1, 2]
-
-
-def test_error_reaches_every_job_of_its_batch_and_no_other():
-    def run(batch):
-        if batch[0].name == 0:
+        if batch[0].name == 1:
             raise ZeroDivisionError
         return [job.name for job in batch]
 
     async def story():
-        batcher = Batcher(run, 2, 0.0, 1024)
-        return await asyncio.gather(*(batcher.submit(Job(name)) for name in range(4)), return_exceptions=True)
+        batcher = Batcher(run, 1, 0.0, 2)
+        waiting = [asyncio.create_task(batcher.submit(Job(name))) for name in range(3)]  # a thread takes the first
+        await asyncio.sleep(0)
+        with pytest.raises(HTTPException) as error:
+            await batcher.submit(Job(3))
+        gate.set()
+        return error.value, await asyncio.gather(*waiting, return_exceptions=True)
 
-    first, second, *others = asyncio.run(story())
-    assert isinstance(first, ZeroDivisionError)
-    assert isinstance(second, ZeroDivisionError)
-    assert others == [2, 3]
+    error, (first, second, third) = asyncio.run(story())
+    assert (error.status_code, error.headers) == (503, {"Retry-After": "1"})
+    assert (first, type(second), third) == (0, ZeroDivisionError, 2)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,30 +70,6 @@ def test_a_wheel_is_installed_if_it_is_the_only_one(tmp_path, wheels):
         assert "dist/ must hold one wheel of kcal; it holds kcal-0.1.0.whl kcal-0.2.0.whl" in done.stderr
 
 
-def test_the_build_gets_the_wheel_and_the_constraints_alone():
-    lines = (DEPLOY.parent / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    everything, *exceptions = [line for line in lines if not line.startswith("#")]
-    copied = re.findall(r"^COPY (?!--from)(.*) \./$", CONTAINERFILE, re.M)
-    assert everything == "*"
-    assert sorted(exception.removeprefix("!") for exception in exceptions) == sorted(" ".join(copied).split())
-
-
-def test_bytecode_of_every_stage_goes_by_the_content_of_files(tmp_path):
-    """Layers change the times of files, and a container cannot replace bytecode that is out of date."""
-    (tmp_path / "module.py").touch()
-    (command,) = re.findall(r"^RUN (python -m compileall .*)$", CONTAINERFILE, re.M)
-    command = command.replace("python", sys.executable, 1).replace("/usr/local/lib", str(tmp_path))
-    (epoch,) = re.findall(r"^ENV (SOURCE_DATE_EPOCH)=(\d+)$", CONTAINERFILE, re.M)
-    subprocess.run(["sh", "-c", command], check=True)
-    by_pip = tmp_path / "pip.pyc"
-    code = f"import py_compile; py_compile.compile({str(tmp_path / 'module.py')!r}, {str(by_pip)!r})"
-    subprocess.run([sys.executable, "-c", code], env=os.environ | dict([epoch]), check=True)
-    (by_command,) = (tmp_path / "__pycache__").iterdir()
-    flags = [int.from_bytes(path.read_bytes()[4:8], "little") for path in (by_command, by_pip)]
-    assert flags == [0b11, 0b11]  # PEP 552: by a hash, which is checked
-    assert re.findall(r"^FROM (\S+)", CONTAINERFILE, re.M)[1:] == ["base", "base"]
-
-
 def test_the_compose_example_is_read_only_but_for_its_store(compose):
     assert compose["read_only"] is True
     assert compose["user"] == "10001:10001"
@@ -112,12 +86,6 @@ def test_the_compose_example_stops_the_service_as_it_wants_to_be_stopped(compose
     assert compose["init"] is True  # process 1 of a container ignores SIGTERM until it has a handler for it
 
 
-def test_the_store_of_the_compose_example_belongs_to_a_project_with_a_name_of_its_own():
-    whole = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
-    assert whole["name"] == "kcal"  # not that of the folder: any other project has a folder deploy/
-    assert list(whole["volumes"]) == ["store"]
-
-
 def test_the_folder_of_the_token_file_is_mounted_so_that_a_revoked_token_ends_at_once(compose, tmp_path):
     """A file that is mounted alone is the file of the time of the mount, and ``kcal token`` writes a new file."""
     path = tmp_path / "tokens.json"
@@ -128,7 +96,3 @@ def test_the_folder_of_the_token_file_is_mounted_so_that_a_revoked_token_ends_at
     (folder,) = [volume.split(":")[1] for volume in compose["volumes"] if "tokens" in volume]
     assert f'"--tokens", "{folder}/tokens.json"' in CONTAINERFILE
     assert "secrets" not in compose
-
-
-def test_the_compose_example_builds_the_container_file(compose):
-    assert (DEPLOY / compose["build"]["context"] / compose["build"]["dockerfile"]).resolve() == DEPLOY / "Containerfile"

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from running_service import PATIENCE, in_process, until
 
 from kcal import CalibrationStore, ClassifierOutputs, KCal, KCalBlend, TemperatureScaling, Updates, load, save
+from kcal.calibrators import online_ids, online_samples
 from kcal.errors import KcalError, without_warnings
 from kcal.serving.learning import Learner
 from kcal.serving.predictor import Predictor
@@ -41,7 +42,7 @@ def statuses(answer) -> list[str]:
 
 
 def used_ids(service) -> set[str]:
-    return set(service.get("animals").predictor.calibrator.current_ids_)
+    return set(online_ids(service.get("animals").predictor.calibrator))
 
 
 def record(problem: Problem, name: str, row: int = 0) -> dict[str, Any]:
@@ -60,13 +61,13 @@ def test_labels_reach_store_calibrator_and_record(path, problem, tmp_path):
             await until(lambda: {"a", "b"} <= used_ids(service))
             learned = await predict(client, x)
             assert statuses(await give(client, {"id": "a", "correction": "cat"})) == ["corrected"]
-            await until(lambda: service.get("animals").predictor.calibrator.samples_.codes[-2] == 0)
+            await until(lambda: online_samples(service.get("animals").predictor.calibrator).codes[-2] == 0)
             assert service.get("animals").summary().codes.tolist() == [0, 1]
             return before, learned, await predict(client, x)
 
     before, learned, corrected = asyncio.run(story())
     with CalibrationStore(tmp_path / "feedback.db") as store:
-        samples = store.samples().outputs
+        samples = store.samples()
     assert dict(zip(samples.ids.tolist(), samples.labels.tolist(), strict=True)) == {"a": "cat", "b": "dog"}
     np.testing.assert_array_equal(samples.embeddings, x[:2])
     expected = load(path)
@@ -102,37 +103,35 @@ def test_erasure_leaves_nothing_in_store_calibrator_record_and_files(path, probl
     np.testing.assert_allclose(after["probabilities"], before["probabilities"], **CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [
-        ({"id": "unknown", "label": "owl"}, 404),
-        ({"id": "cal-3", "erase": True}, 409),
-        ({"id": "cal-3", "label": "owl"}, 409),
-        ({"id": "a", "label": "horse"}, 400),
-        ({"id": "a"}, 400),
-        ({"id": "a", "label": "owl", "erase": True}, 400),
-        ({"id": "a", "erase": False}, 400),
-        ({"id": "a", "erase": True, "group": "b"}, 400),
-        ({"id": "", "label": "owl"}, 400),
-        ({"id": "a\n", "label": "owl"}, 400),
-        ({"id": 3, "label": "owl"}, 400),
-        ({"id": "a", "label": "owl", "colour": [1]}, 400),
-        ({"id": "a", "label": "owl", "embeddings": [1, 2]}, 400),
-        ({"id": "a", "label": "owl", "embeddings": [[0] * 6, [0] * 6]}, 400),
-        ({"id": "a", "label": "owl", "group": 3}, 400),
-        ({"id": "a", "label": "owl", "group": "\ud800"}, 400),
-        ([], 400),
-        ([3], 400),
-    ],
-)
-def test_invalid_feedback_changes_nothing(path, tmp_path, content, status):
+INVALID = [
+    ({"id": "unknown", "label": "owl"}, 404),
+    ({"id": "cal-3", "erase": True}, 409),
+    ({"id": "cal-3", "label": "owl"}, 409),
+    ({"id": "a", "label": "horse"}, 400),
+    ({"id": "a"}, 400),
+    ({"id": "a", "label": "owl", "erase": True}, 400),
+    ({"id": "a", "erase": False}, 400),
+    ({"id": "a", "erase": True, "group": "b"}, 400),
+    ({"id": "", "label": "owl"}, 400),
+    ({"id": "a\n", "label": "owl"}, 400),
+    ({"id": 3, "label": "owl"}, 400),
+    ({"id": "a", "label": "owl", "colour": [1]}, 400),
+    ({"id": "a", "label": "owl", "embeddings": [[0] * 6, [0] * 6]}, 400),
+    ({"id": "a", "label": "owl", "group": "\ud800"}, 400),
+    ([], 400),
+    ([3], 400),
+]
+
+
+def test_invalid_feedback_changes_nothing(path, tmp_path):
     async def story():
         async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
             await predict(client, np.zeros(6), ids=["a"])
-            assert (await give(client, content, status))["error"]
-            if content:
-                both = [{"id": "a", "label": "owl"}, *(content if isinstance(content, list) else [content])]
-                await give(client, both, status)
+            for content, status in INVALID:
+                assert (await give(client, content, status))["error"]
+                if content:
+                    both = [{"id": "a", "label": "owl"}, *(content if isinstance(content, list) else [content])]
+                    await give(client, both, status)
 
     asyncio.run(story())
     with CalibrationStore(tmp_path / "feedback.db") as store:
@@ -157,19 +156,6 @@ def test_records_of_one_request_are_written_in_order_all_or_none(path, tmp_path)
             return await give(client, records[:-1])
 
     assert statuses(asyncio.run(story())) == ["stored", "corrected", "stored", "erased"]
-
-
-def test_concurrent_requests_are_refused_one_by_one(path, tmp_path, problem):
-    async def story():
-        async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
-            await predict(client, problem.test_embeddings[:20], ids=[f"p{row}" for row in range(20)])
-            contents = [{"id": f"p{row}" if row % 5 else "nobody", "label": "owl"} for row in range(20)]
-            answers = await asyncio.gather(*(client.post(FEEDBACK, json=content) for content in contents))
-            return [answer.status_code for answer in answers]
-
-    assert asyncio.run(story()) == [404 if row % 5 == 0 else 200 for row in range(20)]
-    with CalibrationStore(tmp_path / "feedback.db") as store:
-        assert sorted(store.ids()) == sorted(f"p{row}" for row in range(20) if row % 5)
 
 
 def test_complete_store_is_followed_in_deletions(tmp_path, problem):
@@ -212,7 +198,7 @@ def test_class_that_the_store_brings_is_predicted_counted_and_labelled(path, pro
 
 
 @pytest.mark.parametrize("kind", ["blend", "compressed", "scaling"])
-def test_every_method_keeps_labels_and_says_whether_it_learns(kind, blend, problem, tmp_path):
+def test_every_method_keeps_labels_and_says_whether_it_learns(kind, blend, problem, tmp_path, caplog):
     """A blend that was saved without ``updates`` learns, too."""
     model = {"blend": blend, "compressed": blend.compress(20)}.get(kind) or TemperatureScaling().fit(
         problem.logits, problem.labels
@@ -226,7 +212,7 @@ def test_every_method_keeps_labels_and_says_whether_it_learns(kind, blend, probl
         async with in_process(tmp_path / "animals.kcal", store=tmp_path / "feedback.db") as (client, service):
             before = (await client.post("/predict", json={**inputs, "ids": ["a"]})).json()
             assert ("evidence" in before) == (kind != "scaling")
-            await give(client, {"id": "a", "label": 2})
+            assert (await give(client, {"id": "a", "label": 2}))["learns"] == (kind == "blend")
             if kind == "blend":
                 await until(lambda: "a" in used_ids(service))
             after = (await client.post("/predict", json=inputs)).json()
@@ -236,8 +222,9 @@ def test_every_method_keeps_labels_and_says_whether_it_learns(kind, blend, probl
     before, after, page = asyncio.run(story())
     assert (after == before) == (kind != "blend")
     assert ("Predictions do not follow the feedback" in page) == (kind != "blend")
+    assert ("does not learn from it" in caplog.text) == (kind != "blend")
     with CalibrationStore(tmp_path / "feedback.db") as store:
-        assert store.samples().outputs.labels.tolist() == [2]
+        assert store.samples().labels.tolist() == [2]
 
 
 def test_without_a_store_feedback_is_refused(path):
@@ -270,7 +257,7 @@ def test_labels_are_classes_in_the_types_of_json(classes, given, label, problem,
 
     asyncio.run(story())
     with CalibrationStore(tmp_path / "feedback.db") as store:
-        assert store.samples().outputs.labels.tolist() == [label]
+        assert store.samples().labels.tolist() == [label]
 
 
 def test_alarms_name_groups_and_stay_until_the_monitors_are_reset(path, problem, tmp_path):
@@ -500,8 +487,6 @@ def test_restart_is_ready_before_the_search_that_is_due(learning, problem, tmp_p
             assert (await client.get("/")).status_code == 200  # nor does the dashboard wait
             may_search.set()
             await until(lambda: service.get("animals").predictor is not first)
-            await until(lambda: not service.get("animals").learner._calibrator.is_search_due_)
-            await asyncio.to_thread(service.get("animals").learner._search_thread.join)
             return early, predicted(service, learning, problem)
 
     early, late = asyncio.run(story())

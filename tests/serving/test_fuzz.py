@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcal import save
-from kcal.serving.app import Guard, make_app
+from kcal.serving.app import make_app
 from kcal.serving.service import Service, Settings
 
 MAX_BODY = 20_000
@@ -26,7 +26,7 @@ some = settings(max_examples=110, suppress_health_check=list(HealthCheck), deadl
 class Asker:
     """Sends bodies to an application in this thread."""
 
-    def __init__(self, application: Guard, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, application: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.application, self.loop = application, loop
 
     def __call__(
@@ -63,8 +63,8 @@ def ask(animals, tmp_path_factory) -> Iterator[Asker]:
     path: Path = save(animals, folder / "animals.kcal")
     loop = asyncio.new_event_loop()
     service = Service(Settings(path, store=folder / "feedback.db", max_body=MAX_BODY))
-    guard = make_app(service)
-    lifespan = guard.app.router.lifespan_context(guard.app)
+    app = make_app(service)
+    lifespan = app.router.lifespan_context(app)
 
     async def start() -> None:
         await lifespan.__aenter__()
@@ -72,7 +72,7 @@ def ask(animals, tmp_path_factory) -> Iterator[Asker]:
             await asyncio.sleep(0.005)
 
     loop.run_until_complete(start())
-    yield Asker(guard, loop)
+    yield Asker(app, loop)
     loop.run_until_complete(lifespan.__aexit__(None, None, None))
     loop.close()
 

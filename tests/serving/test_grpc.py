@@ -105,6 +105,17 @@ def test_typed_contents_and_parameters_are_read(address, animals):
     assert answer.raw_output_contents[1].count(b'"share"') == 2
 
 
+def test_bytes_that_are_no_message_are_refused(address):
+    import grpc
+
+    with grpc.insecure_channel(address) as channel:
+        for name in ("ModelInfer", "ServerLive", "ModelMetadata"):
+            method = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")
+            with pytest.raises(grpc.RpcError) as error:
+                method(b"\xff" * 9)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "value", "code"),
     [

@@ -8,9 +8,9 @@ import gzip
 import hashlib
 import json
 import stat
-import zlib
 from contextlib import closing
 
+import httpx
 import numpy as np
 import pytest
 from running_service import Running, in_process, running, until
@@ -57,9 +57,7 @@ def test_plain_json_gives_probabilities_labels_evidence_and_ids(client, animals,
         ({"pixels": [[0.0]]}, 400),
         ({"ids": ["a", "b"]}, 400),
         ({"ids": ["\n"]}, 400),
-        ({"ids": [3]}, 400),
         ({"explain": "yes"}, 400),
-        ({"evidence": 1}, 400),
         ({"explanation_samples": 0, "explain": True}, 400),
         ({"embeddings": [[0.0] * 6] * 257, "explain": True}, 400),
     ],
@@ -76,9 +74,11 @@ def test_probes_heads_and_unknown_paths(client):
         assert (head.status_code, head.content) == (200, b"")
     assert client.get("/nothing").status_code == 404
     assert client.get("/v2/models/animals/versions/2").status_code == 404
-    assert client.get("/predict").status_code == 405
-    assert "error" in client.get("/predict").json()
+    assert client.get("/docs").status_code == 404  # its page would load a script from another host
+    assert (client.get("/predict").status_code, list(client.get("/predict").json())) == (405, ["error"])
     assert client.get("/v2/models").json() == {"models": ["animals", "blend"]}
+    schema = client.get("/openapi.json").json()["paths"]["/v2/models/{name}/infer"]["post"]["requestBody"]["content"]
+    assert {"inputs", "outputs"} <= schema["application/json"]["schema"]["properties"].keys()
 
 
 def test_metrics_count_requests_batches_classes_and_evidence(path, animals, problem):
@@ -116,15 +116,6 @@ def test_drifted_inputs_raise_an_alarm_without_labels(path, problem):
     assert 'kcal_alarms{kind="inputs",model="animals",severity="alarm"} 1.0' in asyncio.run(story())
 
 
-def test_documentation_lists_every_endpoint(client):
-    schema = client.get("/openapi.json").json()
-    for path in ("/predict", "/metrics", "/v2/models/{name}/infer", "/v2/models/{name}/feedback"):
-        assert path in schema["paths"]
-    content = schema["paths"]["/v2/models/{name}/infer"]["post"]["requestBody"]["content"]
-    assert {"inputs", "outputs"} <= content["application/json"]["schema"]["properties"].keys()
-    assert client.get("/docs").status_code == 404  # its page would load a script from another host
-
-
 def test_every_response_has_headers_that_protect_a_browser(client):
     for path in ("/", "/healthz", "/nothing", "/metrics"):
         headers = client.get(path).headers
@@ -135,13 +126,8 @@ def test_every_response_has_headers_that_protect_a_browser(client):
 
 
 def test_service_is_live_but_not_ready_before_its_models_are_loaded(folder):
-    service = Service(Settings(folder))
-    app = make_app(service)
-
     async def story():
-        import httpx
-
-        transport = httpx.ASGITransport(app)
+        transport = httpx.ASGITransport(make_app(Service(Settings(folder))))  # without its lifespan
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             paths = ("/healthz", "/readyz", "/v2/models/animals")
             return [(await client.get(path)).status_code for path in paths]
@@ -152,48 +138,49 @@ def test_service_is_live_but_not_ready_before_its_models_are_loaded(folder):
 # Bodies
 
 
-def test_bodies_may_be_compressed_and_long_responses_are(client, problem):
-    body = json.dumps({"model": "animals", "embeddings": problem.test_embeddings[:100].tolist()}).encode()
-    plain = client.post("/predict", content=body).json()["probabilities"]
-    packed = client.post("/predict", content=gzip.compress(body), headers={"Content-Encoding": "gzip"})
-    assert packed.headers["content-encoding"] == "gzip"
-    np.testing.assert_allclose(packed.json()["probabilities"], plain, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("body", "encoding", "status"),
     [
-        (b"{}", "gzip", 400),
-        (gzip.compress(b"{}")[:-3], "gzip", 400),
-        (gzip.compress(b"{}") + b"more", "gzip", 400),
-        (zlib.compress(b"{}"), "deflate", 415),
-        (b"{}", "br", 415),
-        (gzip.compress(b"0" * 2**20), "gzip", 413),
+        (gzip.compress(b"{}"), "gzip", 415),
         (b"0" * (2**16 + 1), "identity", 413),
         (b"[" + b" " * 2**15 + b"]", "identity", 413),  # JSON has a quarter of the limit
     ],
+    ids=["compressed", "large", "large-json"],
 )
-def test_damaged_and_large_bodies_are_refused(path, body, encoding, status):
+def test_compressed_and_large_bodies_are_refused(path, body, encoding, status):
+    async def parts():
+        yield body[:100]
+        yield body[100:]
+
     async def story():
         async with in_process(path, max_body=2**16) as (client, _):
-            return await client.post("/predict", content=body, headers={"Content-Encoding": encoding})
+            headers = {"Content-Encoding": encoding}
+            announced = await client.post("/predict", content=body, headers=headers)
+            streamed = await client.post("/predict", content=parts(), headers=headers)
+            return [(one.status_code, list(one.json())) for one in (announced, streamed)]
 
-    answer = asyncio.run(story())
-    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert asyncio.run(story()) == [(status, ["error"])] * 2
 
 
 def test_bodies_together_have_a_limit(path):
     async def story():
-        async with in_process(path, max_body=2**16) as (client, _service):
-            guard = client._transport.app
-            guard.n_bytes = 8 * 2**16
-            refused = await client.post("/predict", json=ROW)
-            guard.n_bytes = 0
-            answered = await client.post("/predict", json=ROW)
-            assert guard.n_bytes == 0
-            return refused.status_code, refused.headers["retry-after"], answered.status_code
+        async with in_process(path, max_body=2**12) as (client, _):
+            may_end, read = asyncio.Event(), []
 
-    assert asyncio.run(story()) == (503, "1", 200)
+            async def unfinished():
+                yield b" " * 2**11
+                read.append(1)  # the service asks for more
+                await may_end.wait()
+
+            waiting = [asyncio.create_task(client.post("/predict", content=unfinished())) for _ in range(16)]
+            await until(lambda: len(read) == 16)
+            refused = await client.post("/predict", json=ROW)
+            may_end.set()
+            statuses = {answer.status_code for answer in await asyncio.gather(*waiting)}
+            answered = await client.post("/predict", json=ROW)
+            return refused.status_code, refused.headers["retry-after"], statuses, answered.status_code
+
+    assert asyncio.run(story()) == (503, "1", {413}, 200)  # half a body is more JSON than is allowed
 
 
 # Tokens
@@ -219,12 +206,15 @@ def test_token_file_holds_digests_and_is_readable_by_its_owner_alone(tmp_path):
         revoke_token(path, "nobody")
 
 
+def entry(scope, digest) -> bytes:
+    record = {"name": "a", "scopes": [scope], "sha256": digest, "created": ""}
+    return json.dumps({"format": 1, "tokens": [record]}).encode()
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{}", b'{"format": 2, "tokens": []}', b'{"format": 1, "tokens": [{"name": "a"}]}', b"[" * 10**5]
-    + [json.dumps({"format": 1, "tokens": [{"name": "a", "scopes": [s], "sha256": d, "created": ""}]}).encode()
-       for s, d in (("root", "00" * 32), ("admin", "00"), ("admin", "zz" * 32), (3, "00" * 32))],
-)  # fmt: skip
+    [b"", b"{}", b'{"format": 2, "tokens": []}', b"[" * 10**5, entry("root", "00" * 32), entry("admin", "zz" * 32)],
+)
 def test_damaged_token_files_are_refused(tmp_path, content):
     path = tmp_path / "tokens.json"
     path.write_bytes(content)
@@ -271,6 +261,8 @@ def test_scopes_decide_what_a_token_may_do(path, tmp_path):
             assert (await client.post(FEEDBACK, json=label, headers=basic)).status_code == 401
             asked = await client.get("/", headers={"Authorization": "Basic ###"})
             assert (asked.status_code, asked.headers["www-authenticate"].split()[0]) == (401, "Basic")
+            large = await client.post("/predict", content=b"0" * 10**6)  # refused before the body is looked at
+            assert large.status_code == 401
             revoke_token(file, "predict")
             await until(lambda: len(service.tokens) == 3)
             return (await client.post("/predict", json=row, headers=shown["predict"])).status_code

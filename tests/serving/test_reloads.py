@@ -230,13 +230,3 @@ def test_ids_can_be_labelled_while_a_model_is_replaced(models, tmp_path):
             for thread in threads:
                 thread.join()
     assert failures == []
-
-
-def test_as_many_ids_are_remembered_as_the_command_says(models, tmp_path):
-    path = save(models[0], tmp_path / "model.kcal")
-    with served(path, "--store", str(tmp_path / "feedback.db"), "--recent", "50") as client:
-        predict(client, *[f"p{row}" for row in range(45)])
-        predict(client, *[f"q{row}" for row in range(25)])
-        assert "no recent prediction" in give(client, "p0", 404, label=1)
-        for name in ("p44", "q0", "q24"):
-            assert give(client, name, label=1) == "stored"

@@ -58,15 +58,6 @@ def test_predictions_are_those_of_the_calibrator(client, animals, problem, binar
     assert labels == animals.predict(x).tolist()
 
 
-def test_default_outputs_are_binary(client, animals, problem):
-    x = rows(problem)
-    result = client.infer("animals", [tensor("embeddings", x)])
-    entries = result.get_response()["outputs"]
-    assert [entry["name"] for entry in entries] == ["probabilities", "labels", "evidence"]
-    assert all("binary_data_size" in entry["parameters"] for entry in entries)
-    np.testing.assert_allclose(result.as_numpy("probabilities").sum(axis=1), 1, atol=1e-6)
-
-
 def test_blend_takes_embeddings_and_logits(client, blend, problem):
     x, z = rows(problem), problem.test_logits[:5].astype(np.float32)
     result = client.infer("blend", [tensor("embeddings", x), tensor("logits", z)], model_version="1")
@@ -146,9 +137,9 @@ def test_nonfinite_inputs_are_refused(client):
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_requests_and_responses_may_be_compressed(client, animals, problem, binary):
+def test_responses_may_be_compressed(client, animals, problem, binary):
     x = rows(problem, n=200)
-    options = {"request_compression_algorithm": "gzip", "response_compression_algorithm": "gzip"}
+    options = {"response_compression_algorithm": "gzip"}
     outputs = [triton.InferRequestedOutput("probabilities", binary_data=binary)]
     result = client.infer("animals", [tensor("embeddings", x, binary=binary)], outputs=outputs, **options)
     np.testing.assert_allclose(result.as_numpy("probabilities"), animals.predict_proba(x), rtol=1e-5, atol=1e-7)

@@ -16,19 +16,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kcal import metrics
-from kcal.benchmark.results import OTHER_THRESHOLD, Result, ResultKey, finite_or_none
+from kcal.benchmark.results import OTHER_THRESHOLD, Result, ResultKey
 from kcal.benchmark.tasks import Split, Task
-from kcal.calibrators import METHODS, Calibrator, DirichletCalibration, KCal, fit_on, predict_on
+from kcal.calibrators import METHODS, Calibrator, DirichletCalibration, KCal, fit_on, predict_on, train_projection_on
 from kcal.calibrators.registry import SLOW, Method
 from kcal.datasets import COMPANIONS
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
-from kcal.metrics.registry import METRICS
-from kcal.projection import TrainedProjection, train_projection
+from kcal.metrics.registry import PAPER_METRICS
+from kcal.projection import PaperRecipe, TrainedProjection
 from kcal.validation import check_choice, shown
 
 COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
@@ -36,8 +35,8 @@ COMPANION_CALIBRATORS = {"focal": "uncal", "mmce": "ts", "smooth": "uncal"}
 OTHER_RATES = ("imagenet", "isruc", "pn2017")
 """The paper's data sets on which the learning rate of its KCal is another than on the rest."""
 RELIABILITY_BINS = 10
-MAX_RELIABILITY_CLASSES = 20
-"""Classes whose reliability is stored, at most."""
+RELIABILITY_CLASSES = 8
+"""Classes whose reliability is stored and drawn, at most."""
 BENCHMARK_METHODS: dict[str, Method] = {
     **METHODS,
     "dircal-odir": Method(
@@ -93,7 +92,6 @@ def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -
         ResultKey(task.name, by_group, split.index, method.name),
         error=method.error,
         sizes=(len(split.calibration), len(split.test)),
-        n_groups=task.n_groups,
         train_seconds=method.train_seconds,
     )
     if result.error is not None:
@@ -106,18 +104,24 @@ def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -
             fitted = time.perf_counter()
             probs = method.predict(calibrator, task, split.test)
             predicted = time.perf_counter()
-            labels, step = task.pool.labels[split.test], getattr(calibrator, "checkpoint_step_", None)
-            other = {OTHER_THRESHOLD: METRICS[OTHER_THRESHOLD](probs, labels)}
+            labels, step = task.pool.labels[split.test], _chosen_step(calibrator)
+            other = {OTHER_THRESHOLD: PAPER_METRICS[OTHER_THRESHOLD](probs, labels)}
             return replace(
                 result,
-                metrics=metrics.evaluate(probs, labels).as_dict() | other,
+                metrics=metrics.evaluate(probs, labels, protocol="paper").as_dict() | other,
                 fit_seconds=fitted - start,
                 predict_seconds=predicted - fitted,
-                details={} if step is None else {"checkpoint_step_": int(step)},
+                details={} if step is None else {"checkpoint_step_": step},
                 reliability=_reliability_of(probs, labels, task.classes) if split.index == 0 else None,
             )
     except Exception as error:  # whatever fails in one method, the others go on
         return replace(result, error=describe(error))
+
+
+def _chosen_step(calibrator: Any) -> int | None:
+    """Return the step of the checkpoint of a learned projection; None for methods that learn none."""
+    curve = None if calibrator.tags.recipe is None else calibrator.training_curve_
+    return None if curve is None else int(curve.chosen_step)
 
 
 def describe(error: Exception) -> str:
@@ -128,16 +132,12 @@ def describe(error: Exception) -> str:
 
 def _reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[str]) -> dict[str, Any]:
     """Return the bins of the reliability diagrams of the confidence and of the first classes."""
-    events: dict[Any, str] = {"confidence": "top class"} | dict(enumerate(classes[:MAX_RELIABILITY_CLASSES]))
+    events: dict[Any, str] = {"confidence": "top class"} | dict(enumerate(classes[:RELIABILITY_CLASSES]))
     stored = {}
     for event, name in events.items():
         bins = metrics.reliability(probs, labels, of=event, bins=RELIABILITY_BINS, adaptive=False)
-        stored[str(event)] = {
-            "name": name,
-            "counts": bins.counts.tolist(),
-            "mean_prediction": [finite_or_none(value) for value in bins.mean_prediction.tolist()],
-            "observed_frequency": [finite_or_none(value) for value in bins.observed_frequency.tolist()],
-        }
+        arrays = {part: getattr(bins, part).tolist() for part in ("counts", "mean_prediction", "observed_frequency")}
+        stored[str(event)] = {"name": name} | arrays
     return stored
 
 
@@ -170,8 +170,8 @@ def parameters_hash(name: str, *, seed: int) -> str:
     """Return a short hash of all parameters of a method's calibrator, including every number of its recipe."""
     calibrator = new_calibrator(name, seed=seed)
     parameters = {key: value for key, value in calibrator.get_params().items() if key != "progress"}
-    if isinstance(calibrator, KCal):
-        parameters["recipe"] = calibrator.training_recipe()
+    if (recipe := calibrator.tags.recipe) is not None:
+        parameters["recipe"] = recipe
     text = repr((type(calibrator).__name__, sorted(parameters.items())))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -183,36 +183,26 @@ def is_available(name: str, task: Task) -> bool:
 
 def projection_key(name: str, *, seed: int) -> str | None:
     """Return a text that is equal for methods that learn the same projection; None for methods that learn none."""
-    calibrator = _learner(new_calibrator(name, seed=seed))
-    if calibrator is None:
+    calibrator = new_calibrator(name, seed=seed)
+    tags, parameters = calibrator.tags, calibrator.get_params()
+    if tags.recipe is None or not tags.uses_training_set:
         return None
-    rows = "logits" if calibrator.inputs == "logits" else "embeddings"
-    return repr((rows, calibrator.projection, calibrator.dimension, calibrator.training_recipe()))
+    return repr((calibrator.inputs, parameters["projection"], parameters["dimension"], tags.recipe))
 
 
 def train_for(name: str, task: Task, *, seed: int, by_group: bool, **changes: Any) -> TrainedProjection | None:
-    """Train the projection of a method on the training data alone; None for methods that learn none.
+    """Train the projection of a method on the training data; None for methods that learn none.
 
-    ``changes`` replace parameters of the method: ``dimension``, ``recipe``.
+    ``changes`` replace parameters of the method: ``dimension``, ``recipe``. All splits share the projection: the
+    calibration set that the paper's recipe monitors is that of the first split.
     """
-    calibrator = _learner(new_calibrator(name, seed=seed).set_params(**changes))
-    if calibrator is None:
-        return None
-    return train_projection(
-        calibrator.as_embeddings(torch.from_numpy(task.train.matrix(calibrator.inputs))),
-        task.train.labels,
-        projection=calibrator.projection,
-        dimension=calibrator.dimension,
-        recipe=calibrator.training_recipe(),
-        groups=task.train.groups if by_group else None,
-        seed=seed,
-        progress=False,
-    )
-
-
-def _learner(calibrator: Calibrator) -> KCal | None:
-    """Return a calibrator that learns a projection; None for others."""
-    return calibrator if isinstance(calibrator, KCal) and calibrator.uses_training_set else None
+    calibrator = new_calibrator(name, seed=seed).set_params(**changes)
+    recipe, monitored = calibrator.tags.recipe, None
+    if isinstance(recipe, PaperRecipe) and recipe.monitor == "calibration":
+        rows = task.splits(1, seed, by_group=by_group)[0].calibration
+        monitored = pool_outputs(name, task, rows, labelled=True)
+    train = task.train if by_group else replace(task.train, groups=None)
+    return train_projection_on(calibrator, train, monitored)
 
 
 def check_methods(names: Sequence[str]) -> tuple[str, ...]:

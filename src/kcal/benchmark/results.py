@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.metrics import AverageRanks, MethodComparison, SplitSummary, average_ranks, compare_methods, overall_ranks
 from kcal.metrics.comparison import summarize
-from kcal.metrics.registry import METRICS, Metric
+from kcal.metrics.registry import PAPER_METRICS, Metric
 
 RANKED_METRICS = ("accuracy", "classwise_calibration_error", "expected_calibration_error", "top_label_brier_loss")
 """The paper's main metrics, over whose ranks it averages."""
@@ -25,7 +25,7 @@ MAIN_METRICS = (*RANKED_METRICS, "negative_log_likelihood")
 OTHER_THRESHOLD = "classwise_calibration_error_min"
 """Measured besides the paper's metrics: the class-wise error at its other threshold."""
 TABLE_METRICS: dict[str, Metric] = {
-    name: METRICS[name]
+    name: PAPER_METRICS[name]
     for name in (
         *MAIN_METRICS,
         "static_classwise_calibration_error",
@@ -71,33 +71,37 @@ class Result:
     """What was measured on the test samples of a split, or the error of a method that failed."""
 
     key: ResultKey
+    sizes: tuple[int, int]  # number of calibration and test samples
     metrics: Mapping[str, float] = field(default_factory=dict)
     fit_seconds: float | None = None  # None if the method failed
     predict_seconds: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)  # what the method chose: the checkpoint of its projection
     reliability: Mapping[str, Any] | None = None  # bins of the confidence and of classes; only for the first split
     error: str | None = None
-    sizes: tuple[int, int] | None = None  # number of calibration and test samples
-    n_groups: int | None = None  # of the pool
     train_seconds: float | None = None  # to train the projection, which all splits share
     origin: str = ""  # a hash of what the result depends on
     versions: Mapping[str, str] = field(default_factory=dict)  # of packages, by name
 
     def as_json(self) -> dict[str, Any]:
-        """Return what JSON can hold; metrics that are not finite become null."""
-        return asdict(self) | {"metrics": {name: finite_or_none(value) for name, value in self.metrics.items()}}
+        """Return what JSON can hold; numbers that are not finite become null."""
+        plain: dict[str, Any] = _without_nan(asdict(self))
+        return plain
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Result:
         """Return the result that was stored."""
         metrics = {name: math.nan if value is None else value for name, value in stored["metrics"].items()}
-        sizes = None if stored["sizes"] is None else tuple(stored["sizes"])
-        return cls(**{**stored, "key": ResultKey(**stored["key"]), "metrics": metrics, "sizes": sizes})
+        fields = {"key": ResultKey(**stored["key"]), "sizes": tuple(stored["sizes"]), "metrics": metrics}
+        return cls(**{**stored, **fields})
 
 
-def finite_or_none(value: float) -> float | None:
-    """Return a number, or None if it is not finite."""
-    return value if math.isfinite(value) else None
+def _without_nan(value: Any) -> Any:
+    """Return nested dictionaries and lists with None in place of numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {name: _without_nan(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +120,11 @@ class Results:
         return cls(collected, tuple(methods))
 
     @classmethod
-    def read(cls, path: Path) -> tuple[Results, dict[str, Any]]:
-        """Return the results and the settings of a run from its ``results.json``."""
+    def read(cls, path: Path) -> Results:
+        """Return the results of a run from its ``results.json``."""
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            results = [Result.from_json(result) for result in stored["results"]]
-            return cls.of(results, stored["settings"]["methods"]), stored["settings"]
+            return cls.of(map(Result.from_json, stored["results"]), stored["settings"]["methods"])
         except FileNotFoundError:
             raise FileFormatError(f"{path} does not exist. Run kcal bench with that folder first.") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -156,18 +159,10 @@ class Results:
         measured = pandas.DataFrame([dict(result.versions) for result in self.results])
         return {name: " / ".join(measured[name].dropna().unique()) for name in measured}
 
-    @property
-    def too_few_groups(self) -> dict[str, int]:
-        """Tasks that have groups, but too few to split by them, with their number of groups."""
-        counts = self.frame.dropna(subset="n_groups").groupby("task", sort=False)["n_groups"].first().astype(int)
-        return {task: n for task, n in counts.items() if Row(task, by_group=True) not in self.rows}
-
-    def sizes(self, row: Row) -> tuple[int, int] | None:
-        """Return the number of calibration and test samples of a row, averaged over splits; None if unknown."""
-        known = [result.sizes for result in self.results if result.key.row == row and result.sizes is not None]
-        if not known:
-            return None
-        n_calibration, n_test = np.rint(np.mean(known, axis=0)).astype(int).tolist()
+    def sizes(self, row: Row) -> tuple[int, int]:
+        """Return the number of calibration and test samples of a row, averaged over splits."""
+        every = [result.sizes for result in self.results if result.key.row == row]
+        n_calibration, n_test = np.rint(np.mean(every, axis=0)).astype(int).tolist()
         return n_calibration, n_test
 
     def values(self, row: Row, metric: str, method: str) -> NDArray[np.float64] | None:
@@ -189,7 +184,7 @@ class Results:
         return {kind: lines[f"{kind}_seconds"].astype(float).median() for kind in ("fit", "predict", "train")}
 
     def comparison(self, row: Row, metric: str) -> MethodComparison | None:
-        """Compare the methods of a row as the paper marks its tables; with known sizes also by the corrected test.
+        """Compare the methods of a row as the paper marks its tables, and by the corrected test.
 
         Methods that failed on any split are left out. None if nothing is left, or the uncalibrated network, whose
         accuracy is the reference, has no results.
@@ -198,7 +193,7 @@ class Results:
         accuracies = {method: self.values(row, "accuracy", method) for method in self.methods}
         if accuracies.get(BASELINE) is None or all(per_split is None for per_split in values.values()):
             return None
-        n_calibration, n_test = self.sizes(row) or (None, None)
+        n_calibration, n_test = self.sizes(row)
         better = TABLE_METRICS[metric].direction
         return compare_methods(
             values, accuracies, better=better, baseline=BASELINE, n_calibration=n_calibration, n_test=n_test

@@ -23,16 +23,7 @@ from kcal.benchmark.methods import (
     projection_key,
 )
 from kcal.benchmark.results import Result, ResultKey
-from kcal.benchmark.store import (
-    RESULTS_FILE,
-    Stored,
-    appending,
-    origins_of,
-    read_results,
-    train,
-    usable_results,
-    versions,
-)
+from kcal.benchmark.store import ResultStore, origins_of, train, versions
 from kcal.benchmark.tasks import Task
 from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.files import check_path, locked_folder
@@ -116,7 +107,7 @@ def run(
 
     ``parallel`` runs the calls: processes of this machine, or :func:`kcal.distributed.in_parallel` on a Ray cluster.
 
-    Stored results are used where data, the method's parameters, kcal's code and package versions are the same; others
+    Stored results are used where data, seed, the method's parameters and the versions of packages are the same; others
     are measured again, and a warning counts them. A method that fails in training or on a split has the error in its
     results, and is tried again in the next run. A projection that takes an hour to train is kept in the folder, and
     serves later runs. A task with too few groups is split by row only.
@@ -130,14 +121,15 @@ def run(
     place.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     with locked_folder(place):
-        stored = read_results(place / RESULTS_FILE, plan.seed)
-        with appending(place / RESULTS_FILE, plan.seed, stored) as append:
-            for task in tasks:
-                if not isinstance(task, Task):
-                    raise InvalidInputError("tasks", "must be kcal.benchmark.Task objects", got=shown(task))
-                for by_group in (False, True) if task.can_split_groups else (False,):
-                    protocol = _Protocol(task, by_group, plan, place, progress, parallel)
-                    results += protocol.run(stored, append)
+        store = ResultStore(place)
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise InvalidInputError("tasks", "must be kcal.benchmark.Task objects", got=shown(task))
+            if task.n_groups is not None and not task.can_split_groups:
+                groups = f"groups in the pool are too few ({task.n_groups}) to split by group"
+                warn(f"{printable(task.name)}: {groups}; it is split by row only.", KcalWarning)
+            for by_group in (False, True) if task.can_split_groups else (False,):
+                results += _Protocol(task, by_group, plan, store, progress, parallel).run()
     return results
 
 
@@ -148,28 +140,29 @@ class _Protocol:
     task: Task
     by_group: bool
     plan: Plan
-    folder: Path
+    store: ResultStore
     progress: Report
     parallel: Parallel
 
-    def run(self, stored: Stored, append: Callable[[Result], None]) -> list[Result]:
+    def run(self) -> list[Result]:
         """Return the results; measure those not stored."""
-        task, plan = self.task, self.plan
+        task, plan, store = self.task, self.plan, self.store
         title = f"{printable(task.name)}{', by group' if self.by_group else ''}"
         splits = task.splits(plan.n_splits, plan.seed, by_group=self.by_group)
         names = [name for name in plan.methods if is_available(name, task)]
         keys = [ResultKey(task.name, self.by_group, split.index, name) for split in splits for name in names]
         origins, installed = origins_of(task, names, plan.seed), versions()
-        done, n_others = usable_results(stored, keys, origins)
-        if n_others:
-            causes = "other data, parameters, code or versions of packages"
-            warn(f"{title}: {n_others:,} stored results are measured again, because they are of {causes}.", KcalWarning)
-        self.progress(title, len(done), len(keys))
+        done = {key: result for key in keys if (result := store.find(key, origins[key.method])) is not None}
         missing = [key for key in keys if key not in done]
+        others = [key for key in missing if key in store.known_keys and (key, origins[key.method]) not in store.results]
+        if others:
+            causes = "other data, seeds, parameters or versions of packages"
+            warn(f"{title}: {len(others):,} stored results are of {causes}; they are measured again.", KcalWarning)
 
         def report(step: str) -> None:
-            self.progress(f"{title}: {step}", len(done), len(keys))
+            self.progress(f"{title}{step}", len(done), len(keys))
 
+        report("")
         methods = self._prepare([key.method for key in missing], report)
         missing.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
         small_task = replace(task, train=task.pool, out_of_scope=None)  # workers need no training data
@@ -177,8 +170,8 @@ class _Protocol:
         for measured in self.parallel(measure, calls, jobs=plan.jobs):
             result = replace(measured, origin=origins[measured.key.method], versions=installed)
             done[result.key] = result
-            append(result)
-            report(result.key.method)
+            store.add(result)
+            report(f": {result.key.method}")
         return [done[key] for key in keys]
 
     def _prepare(self, names: Iterable[str], report: Callable[[str], None]) -> dict[str, BenchmarkMethod]:
@@ -190,8 +183,8 @@ class _Protocol:
             if key is not None:
                 sharing.setdefault(key, []).append(method)
         if sharing:
-            report(f"preparing {', '.join(method.name for group in sharing.values() for method in group)}")
-        calls = [(group, self.task, self.by_group, self.folder) for group in sharing.values()]
+            report(f": preparing {', '.join(method.name for group in sharing.values() for method in group)}")
+        calls = [(group, self.task, self.by_group, self.store.path.parent) for group in sharing.values()]
         for trained in self.parallel(_train, calls, jobs=self.plan.jobs):
             methods |= {method.name: method for method in trained}
         return methods

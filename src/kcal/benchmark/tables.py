@@ -6,41 +6,32 @@ results.json, all tables as Markdown, LaTeX and csv, and a reliability grid per 
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import replace
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
 import pandas
-from rich.console import Console
 
 from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Results, Row
 from kcal.benchmark.running import Plan
 from kcal.benchmark.table import Entry, Table, spreadsheet
-from kcal.benchmark.tasks import MIN_CALIBRATION_GROUPS
 from kcal.errors import MissingExtraError
 from kcal.files import write_whole
-from kcal.metrics import MethodComparison, ReliabilityBins, SplitSummary
+from kcal.metrics import ReliabilityBins, SplitSummary
 from kcal.metrics.comparison import MIN_SPLITS
 from kcal.metrics.registry import Metric
 
-GRID_CLASSES = 8
-"""Classes in a reliability grid, at most."""
 NOT_TRANSPOSED = ("corrected", "failures")
 """In the other tables tasks become columns, because there are more methods than tasks."""
-BOLD, UNDERLINED = "*", "_"
-"""Marks for files and pipes, which show neither."""
 NO_VALUE = "–"
 FAILED = "failed"
 FAILED_SOME = "✗"
 LESS_ACCURATE = "†"
-OVERALL = "overall, without NLL"
+OVERALL = "overall, without log-loss"
 METRIC_NOTE = (
     "Mean ± standard deviation over splits. Bold: the best mean among methods that keep the accuracy, and those not "
     f"significantly worse (pooled t-test, p = 0.01). {LESS_ACCURATE}: significantly less accurate than uncalibrated. "
@@ -57,51 +48,55 @@ RANK_NOTE = (
     "Ranks on every split among the methods that were run there, averaged over the splits of each row; 1 is the best. "
     "Mean ± standard deviation over rows. A method that failed on a split is not ranked in that row."
 )
-TIME_NOTE = "Median over splits, on one core. The projection is trained once per row, which is not included."
-TRAINING_NOTE = "Once per row, on one core; all splits share the projection."
+TIME_NOTE = (
+    "Median over splits, on one core. First, where the method learns a projection, the seconds to train it, once per "
+    "row; then those to fit and those to predict."
+)
 
 
 def all_tables(results: Results) -> list[Table]:
     """Return one table per metric, the best by the corrected test, ranks, seconds and failures; no empty ones."""
     tables = [metric_table(results, metric) for metric in TABLE_METRICS]
-    others = (corrected_table, rank_table, time_table, training_table, failure_table)
-    return [table for table in (*tables, *(make(results) for make in others)) if table.rows]
+    tables += [make(results) for make in (corrected_table, rank_table, time_table, failure_table)]
+    return [table for table in tables if table.rows]
+
+
+def _by_row(results: Results, entry: Callable[[Row, str], Entry]) -> tuple[tuple[Entry, ...], ...]:
+    """Return an entry for each task, the rows, and method, the columns."""
+    return tuple((Entry(row.label), *(entry(row, method) for method in results.methods)) for row in results.rows)
 
 
 def metric_table(results: Results, metric: str) -> Table:
     """Return one metric: tasks as rows, methods as columns."""
     shown = TABLE_METRICS[metric]
-    rows = []
-    for row in results.rows:
-        comparison = results.comparison(row, metric)
-        entries = [_metric_entry(results, row, metric, method, comparison) for method in results.methods]
-        rows.append((Entry(row.label), *entries))
-    return Table(metric, shown.labelled(shown.title), ("task", *results.methods), tuple(rows), METRIC_NOTE)
+    comparisons = {row: results.comparison(row, metric) for row in results.rows}
 
+    def entry(row: Row, method: str) -> Entry:
+        comparison = comparisons[row]
+        if comparison is not None and method in comparison.summaries:
+            marks = comparison.pooled
+            mark = "" if method in marks.accuracy_preserving else LESS_ACCURATE
+            text = f"{mean_and_std(comparison.summaries[method], shown)}{mark}"
+            return Entry(text, bold=method in marks.best, underlined=method == marks.underlined)
+        summary, n_failed = results.partial_summary(row, metric, method)
+        if summary is None:
+            return Entry(FAILED if n_failed else NO_VALUE)
+        return Entry(f"{mean_and_std(summary, shown)}{f' {FAILED_SOME}{n_failed}' if n_failed else ''}")
 
-def _metric_entry(results: Results, row: Row, metric: str, method: str, comparison: MethodComparison | None) -> Entry:
-    shown = TABLE_METRICS[metric]
-    if comparison is not None and method in comparison.summaries:
-        marks = comparison.pooled
-        mark = "" if method in marks.accuracy_preserving else LESS_ACCURATE
-        text = f"{mean_and_std(comparison.summaries[method], shown)}{mark}"
-        return Entry(text, bold=method in marks.best, underlined=method == marks.underlined)
-    summary, n_failed = results.partial_summary(row, metric, method)
-    if summary is None:
-        return Entry(FAILED if n_failed else NO_VALUE)
-    return Entry(f"{mean_and_std(summary, shown)}{f' {FAILED_SOME}{n_failed}' if n_failed else ''}")
+    heading = ("task", *results.methods)
+    return Table(metric, shown.labelled(shown.title), heading, _by_row(results, entry), METRIC_NOTE)
 
 
 def corrected_table(results: Results) -> Table:
     """Return the methods that tie with the best under the corrected test: tasks as rows, metrics as columns.
 
-    There are no rows without the sizes of calibration and test sets, which the test needs, nor with too few splits.
+    There are no rows with too few splits.
     """
     rows = []
-    for row in results.rows if any(map(results.sizes, results.rows)) and not split_note(results) else ():
+    for row in () if split_note(results) else results.rows:
         comparisons = [results.comparison(row, metric) for metric in MAIN_METRICS]
         marks = [None if comparison is None else comparison.corrected for comparison in comparisons]
-        best = [mark.best if mark is not None else () for mark in marks]
+        best = [() if mark is None else mark.best for mark in marks]
         rows.append((Entry(row.label), *(Entry(", ".join(names) or NO_VALUE) for names in best)))
     heading = ("task", *(TABLE_METRICS[metric].title for metric in MAIN_METRICS))
     return Table("corrected", "Best by the corrected test", heading, tuple(rows), CORRECTED_NOTE)
@@ -109,58 +104,40 @@ def corrected_table(results: Results) -> Table:
 
 def rank_table(results: Results) -> Table:
     """Return average ranks, metrics as rows and methods as columns, and an overall average; few splits mark no best."""
-    rows = []
-    is_marked = not split_note(results)
+    overall = results.overall()
+    ranks: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {}
     for metric in MAIN_METRICS:
         ranked = results.ranks(metric)
-        ranks, best = ({}, ()) if ranked is None else (ranked.ranks, ranked.best)
-        texts = {name: str(rank).replace(" ± ", "±").removesuffix("±nan") for name, rank in ranks.items()}
-        rows.append((Entry(TABLE_METRICS[metric].title), *_rank_entries(results, texts, best if is_marked else ())))
-    overall = results.overall()
-    lowest = min(overall.values(), default=None)
-    texts = {name: f"{rank:.2f}" for name, rank in overall.items()}
-    best = tuple(name for name, rank in overall.items() if is_marked and rank == lowest)
-    rows.append((Entry(OVERALL), *_rank_entries(results, texts, best)))
+        texts = {} if ranked is None else {name: str(rank).replace(" ± ", "±") for name, rank in ranked.ranks.items()}
+        ranks[TABLE_METRICS[metric].title] = texts, () if ranked is None else ranked.best
+    best = [name for name, rank in overall.items() if rank == min(overall.values())]
+    ranks[OVERALL] = {name: f"{rank:.2f}" for name, rank in overall.items()}, best
+    is_marked = not split_note(results)
+    rows = [
+        (
+            Entry(title),
+            *(
+                Entry(texts.get(method, NO_VALUE).removesuffix("±nan"), bold=is_marked and method in best)
+                for method in results.methods
+            ),
+        )
+        for title, (texts, best) in ranks.items()
+    ]
     return Table("ranks", "Average rank ↓", ("metric", *results.methods), tuple(rows), RANK_NOTE)
 
 
-def _rank_entries(results: Results, texts: dict[str, str], best: tuple[str, ...]) -> list[Entry]:
-    return [
-        Entry(texts[method], bold=method in best)
-        if method in texts
-        else Entry(FAILED if _failed_in_every_row(results, method) else NO_VALUE)
-        for method in results.methods
-    ]
-
-
-def _failed_in_every_row(results: Results, method: str) -> bool:
-    """Return whether a method was run, and failed on some split of every row."""
-    lines = [lines for row in results.rows if len(lines := results.of_method(row, method))]
-    return bool(lines) and all(each["error"].notna().any() for each in lines)
-
-
 def time_table(results: Results) -> Table:
-    """Return median seconds to fit and to predict."""
+    """Return median seconds to train a projection, to fit and to predict."""
 
     def entry(row: Row, method: str) -> Entry:
         seconds = results.seconds(row, method)
-        if np.isfinite(seconds["fit"]):
-            return Entry(f"{seconds['fit']:.2f} + {seconds['predict']:.2f}")
-        return Entry(FAILED if len(results.of_method(row, method)) else NO_VALUE)
+        if not np.isfinite(seconds["fit"]):
+            return Entry(FAILED if len(results.of_method(row, method)) else NO_VALUE)
+        train = f"{seconds['train']:.1f} + " if np.isfinite(seconds["train"]) else ""
+        return Entry(f"{train}{seconds['fit']:.2f} + {seconds['predict']:.2f}")
 
-    rows = tuple((Entry(row.label), *(entry(row, method) for method in results.methods)) for row in results.rows)
-    return Table("seconds", "Seconds to fit + to predict", ("task", *results.methods), rows, TIME_NOTE)
-
-
-def training_table(results: Results) -> Table:
-    """Return the seconds to train the projections: tasks as rows, the methods that learn one as columns."""
-    trained = results.frame.dropna(subset="train_seconds")["method"].unique()
-    learning = [method for method in results.methods if method in trained]
-    rows = []
-    for row in results.rows if learning else ():
-        seconds = [results.seconds(row, method)["train"] for method in learning]
-        rows.append((Entry(row.label), *(Entry(f"{time:.1f}" if np.isfinite(time) else NO_VALUE) for time in seconds)))
-    return Table("training", "Seconds to train the projection", ("task", *learning), tuple(rows), TRAINING_NOTE)
+    heading = ("task", *results.methods)
+    return Table("seconds", "Seconds to (train +) fit + predict", heading, _by_row(results, entry), TIME_NOTE)
 
 
 def failure_table(results: Results) -> Table:
@@ -179,14 +156,6 @@ def split_note(results: Results) -> str:
         f"No method is marked as best: {MIN_SPLITS} splits are needed to tell methods apart at p = 0.01, and "
         f"there {'is 1' if n_splits == 1 else f'are {n_splits}'}."
     )
-
-
-def group_note(results: Results) -> str:
-    """Return which tasks have too few groups for grouped splits; empty if none has."""
-    tasks = [f"{task} ({n} group{'' if n == 1 else 's'})" for task, n in results.too_few_groups.items()]
-    if not tasks:
-        return ""
-    return f"Split by row only, with fewer than {MIN_CALIBRATION_GROUPS + 1} groups in the pool: {', '.join(tasks)}."
 
 
 def mean_and_std(summary: SplitSummary, metric: Metric) -> str:
@@ -213,7 +182,7 @@ def write_results(results: Results, plan: Plan, folder: str | Path) -> list[Path
     tables = all_tables(results)
     files = [
         write_whole(place / "results.json", json.dumps(as_json(results, plan), indent=1, allow_nan=False).encode()),
-        write_whole(place / "tables.md", markdown(tables, split_note(results), group_note(results)).encode()),
+        write_whole(place / "tables.md", markdown(results).encode()),
         write_whole(place / "tables.tex", "\n".join(table.as_latex() for table in tables).encode()),
     ]
     sheets = {"summary": spreadsheet(summary(results))} | {table.name: table.as_csv() for table in tables}
@@ -229,84 +198,60 @@ def as_json(results: Results, plan: Plan) -> dict[str, Any]:
     return {
         "settings": {"seed": plan.seed, "methods": list(plan.methods), "n_splits": plan.n_splits},
         "versions": results.versions,
-        "too_few_groups": results.too_few_groups,
         "results": [result.as_json() for result in results.results],
     }
 
 
-def markdown(tables: list[Table], *more: str) -> str:
-    """Return all tables as one text, each with its note; the note that all metrics share comes once, after them."""
-    metrics = [table.as_markdown() for table in tables if table.note == METRIC_NOTE]
-    others = [part for table in tables if table.note != METRIC_NOTE for part in (table.as_markdown(), table.note)]
-    return "\n\n".join(part.strip("\n") for part in (*metrics, METRIC_NOTE, *more, *others) if part) + "\n"
+def markdown(results: Results) -> str:
+    """Return all tables with their notes as Markdown."""
+    parts = (part.as_markdown() if isinstance(part, Table) else part for part in _in_order(results))
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def as_text(results: Results, width: int) -> str:
+    """Return all tables with their notes for a terminal, methods as rows."""
+    parts = [
+        part if isinstance(part, str) else (part if part.name in NOT_TRANSPOSED else part.transposed()).as_text(width)
+        for part in _in_order(results)
+    ]
+    return "\n".join([*parts, "* stands for bold, _ for underlined."])
+
+
+def _in_order(results: Results) -> Iterator[Table | str]:
+    """Yield tables and notes; the note that all metrics share comes once, after them."""
+    tables = all_tables(results)
+    yield from (table for table in tables if table.note == METRIC_NOTE)
+    yield from filter(None, (METRIC_NOTE, split_note(results)))
+    for table in tables:
+        if table.note != METRIC_NOTE:
+            yield table
+            yield from filter(None, (table.note,))
 
 
 def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
-    """Draw the reliability of methods and classes on the first split; None without matplotlib or data.
-
-    A figure that already shows the same is kept: drawing takes far longer than writing everything else.
-    """
+    """Draw the reliability of methods and classes on the first split; None without matplotlib or data."""
     firsts = {method: results.of_method(row, method)["reliability"].head(1).dropna() for method in results.methods}
     stored = {method: first.iloc[0] for method, first in firsts.items() if len(first)}
-    if not stored:
-        return None
-    path = reliability_picture(folder, row)
-    digest = hashlib.sha256(json.dumps([row.label, stored, GRID_CLASSES, version("kcal")]).encode()).hexdigest()
-    if path.is_file() and digest.encode() in path.read_bytes():
-        return path
     try:
         from kcal.plots import reliability_grid
     except MissingExtraError:
         return None
-    first = next(iter(stored.values()))
-    shown = list(first)[: 1 + GRID_CLASSES]  # the confidence comes first
-    bins = {method: [_bins(events[event], event) for event in shown] for method, events in stored.items()}
-    names = [first[event]["name"] for event in shown]
+    if not stored:
+        return None
+    names = [event["name"] for event in next(iter(stored.values())).values()]
+    bins = {method: [_bins(event, of) for of, event in events.items()] for method, events in stored.items()}
     axes = reliability_grid(bins, names, title=f"{row.label}, first split")
     buffer = io.BytesIO()
-    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90, metadata={"Comment": digest})
+    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90)
+    path = folder / "reliability" / f"{row.task}{'-by-group' if row.by_group else ''}.png"
     path.parent.mkdir(exist_ok=True)
     return write_whole(path, buffer.getvalue())
 
 
-def reliability_picture(folder: Path, row: Row) -> Path:
-    """Return the path of the reliability grid of a row."""
-    return folder / "reliability" / (f"{row.task}-by-group.png" if row.by_group else f"{row.task}.png")
-
-
 def _bins(stored: Mapping[str, Any], event: str) -> ReliabilityBins:
-    means, frequencies = (
-        np.array([np.nan if value is None else value for value in stored[name]], dtype=np.float64)
-        for name in ("mean_prediction", "observed_frequency")
-    )
+    means, frequencies = (np.array(stored[name], dtype=float) for name in ("mean_prediction", "observed_frequency"))
     counts = np.array(stored["counts"], dtype=np.intp)
     edges = np.arange(len(counts) + 1) / len(counts)
     of: Any = event if event == "confidence" else int(event)
     weights = counts.astype(np.float64)
     return ReliabilityBins(counts, means, frequencies, edges, of, False, weights, weights)
-
-
-def show_tables(screen: Console, tables: list[Table], *more: str) -> None:
-    """Print tables with their notes, in parts if the terminal is narrow; a note that all metrics share comes once."""
-    metrics = [table for table in tables if table.note == METRIC_NOTE]
-    for table in metrics:
-        _show(screen, table)
-    plain = "" if screen.is_terminal else f"{BOLD} stands for bold, {UNDERLINED} for underlined."
-    for text in (METRIC_NOTE, plain, *more):
-        if text:
-            screen.print(text, markup=False)
-    for table in tables:
-        if table.note != METRIC_NOTE:
-            _show(screen, table)
-            if table.note:
-                screen.print(table.note, markup=False)
-
-
-def _show(screen: Console, table: Table) -> None:
-    screen.print()
-    shown = table if table.name in NOT_TRANSPOSED else table.transposed()
-    if not screen.is_terminal:
-        marked = [[f"{BOLD * bold}{UNDERLINED * under}{text}" for text, bold, under in row] for row in shown.rows]
-        shown = replace(shown, rows=tuple(tuple(map(Entry, row)) for row in marked))
-    for part in shown.fitting(screen.width):
-        screen.print(part.as_rich())

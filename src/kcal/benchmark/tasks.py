@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -25,29 +25,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_array
 
 from kcal.datasets import COMPANIONS, load_example
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, printable, warn
 from kcal.files import array_names, check_path, read_array, write_arrays
-from kcal.validation import check_number, shown, to_array
+from kcal.validation import check_matrix, check_number, shown, to_array
 
 MAX_LISTED = 10_000
 """Combinations of groups up to which all are listed and permuted; beyond, they are drawn one by one."""
 MIN_CALIBRATION_GROUPS = 2
 """Each calibration group can then be predicted from another one."""
-HALF_COLUMN_ERROR = 1e-3
-"""Largest root mean squared rounding error of a column in half precision, as a share of its standard deviation."""
-HALF_LOGIT_ERROR = 0.01
-"""Largest rounding error of a logit in half precision; it changes a probability by at most a quarter of that."""
-OUT_OF_SCOPE = "out_of_scope"
-KINDS = {
-    "train": ("embeddings", "logits", "labels"),
-    "pool": ("embeddings", "logits", "labels"),
-    OUT_OF_SCOPE: ("embeddings", "logits"),
-}
-"""Arrays that each part of a file needs, if it has the part."""
+PARTS = ("train", "pool", "out_of_scope")
+KINDS = ("embeddings", "logits", "labels", "groups")
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +161,15 @@ def _combinations(n_groups: int, size: int, n_splits: int, seed: int) -> list[tu
 def read_task(path: str | Path) -> Task:
     """Read and check one task and its companions."""
     place = check_path(path)
-    return _task_of(_read_arrays(place), place)
+    with _about(place):
+        task = _make_task(place.stem, _read_arrays(place))
+    companions = {}
+    for loss in COMPANIONS:
+        other = place.with_name(f"{place.stem}@{loss}.npz")
+        if other.is_file():
+            with _about(other):
+                companions[loss] = _companion_logits(_read_arrays(other), task.pool)
+    return replace(task, companions=companions)
 
 
 def read_tasks(folder: str | Path) -> Iterator[Task]:
@@ -182,13 +180,10 @@ def read_tasks(folder: str | Path) -> Iterator[Task]:
 def task_paths(folder: str | Path) -> list[Path]:
     """Return the files of the tasks in a folder in the order of their names; raise if there is none."""
     place = check_path(folder, "folder")
-    if not place.is_dir():
-        raise InvalidInputError("folder", "must be a folder of tasks, NAME.npz", got=str(place))
     paths = sorted(path for path in place.glob("*.npz") if "@" not in path.stem)
     if not paths:
-        raise InvalidInputError(
-            "folder", "must hold a task, NAME.npz", got=f"{place} without one", remedy="Make one with kcal task."
-        )
+        expected, remedy = "must be a folder with a task, NAME.npz", "Make one with kcal task."
+        raise InvalidInputError("folder", expected, got=str(place), remedy=remedy)
     return paths
 
 
@@ -200,14 +195,11 @@ def check_tasks(folder: str | Path) -> None:
             read_task(path)
         except FileFormatError as error:
             raise FileFormatError(f"{error} Nothing was run: repair the file, or remove it from {folder}.") from error
-    names = {path.stem for path in paths}
+    used = {f"{path.stem}@{loss}" for path in paths for loss in COMPANIONS}
     for path in sorted(Path(folder).glob("*@*.npz")):
-        name, _, loss = path.stem.partition("@")
-        if loss not in COMPANIONS:
-            known = ", ".join(COMPANIONS)
-            warn(f"{path} is not used: companions are NAME@LOSS.npz with LOSS one of {known}.", KcalWarning)
-        elif name not in names:
-            warn(f"{path} is not used: there is no task {name}.npz beside it.", KcalWarning)
+        if path.stem not in used:
+            losses = ", ".join(COMPANIONS)
+            warn(f"{path} is not used: companions are NAME@LOSS.npz of a task NAME, with LOSS {losses}.", KcalWarning)
 
 
 def write_task(
@@ -220,9 +212,7 @@ def write_task(
     classes: Sequence[str] | None = None,
     out_of_scope: ClassifierOutputs | None = None,
 ) -> Task:
-    """Write a task and return what is read back; everything is checked before the file is written.
-
-    Matrices are stored in half precision where its rounding is negligible, otherwise in single precision.
+    """Write a task, its matrices in single precision, and return it; everything is checked before.
 
     Parameters
     ----------
@@ -242,44 +232,25 @@ def write_task(
     place = check_path(path)
     if place.suffix != ".npz" or "@" in place.stem:
         raise InvalidInputError("path", "must be NAME.npz without @", got=repr(place.name))
-    shares = {"calibration_share": calibration_share, "group_calibration_share": group_calibration_share}
-    arrays: dict[str, NDArray[Any]] = {
-        name: np.array(check_number(share, name, minimum=0.0, maximum=1.0, exclusive=True))
-        for name, share in shares.items()
-        if share is not None
+    given: dict[str, Any] = {
+        "calibration_share": calibration_share,
+        "group_calibration_share": group_calibration_share,
+        "classes": None if classes is None else list(map(str, classes)),
     }
-    for name, part in {"train": train, "pool": pool, OUT_OF_SCOPE: out_of_scope}.items():
-        if not isinstance(part, ClassifierOutputs) and (part is not None or name != OUT_OF_SCOPE):
-            raise InvalidInputError(name, "must be a kcal.ClassifierOutputs", got=shown(part))
-        for kind in ("embeddings", "logits", "labels", "groups"):
-            values = getattr(part, kind, None)
-            if values is not None:
-                arrays[f"{name}_{kind}"] = to_array(values, f"{name}.{kind}")
-    if classes is not None:
-        arrays["classes"] = np.asarray(classes, dtype=str)
-    _task_of(arrays, place)  # checks all of them
-    for name, values in arrays.items():
-        if name.endswith(("_embeddings", "_logits")):
-            largest_error = HALF_LOGIT_ERROR if name.endswith("_logits") else np.inf
-            arrays[name] = in_least_precision(values.astype(np.float32), largest_error=largest_error)
-        elif values.dtype.kind in "iu" and name.endswith("_labels"):
-            arrays[name] = values.astype(np.int32)
-        elif values.dtype.kind == "O":
-            arrays[name] = values.astype(str)
-    write_arrays(place, arrays)
-    return _task_of(arrays, place)
-
-
-def in_least_precision(values: NDArray[np.float32], *, largest_error: float = np.inf) -> NDArray[Any]:
-    """Return values in half precision if that keeps every column and entry within the limits, else unchanged."""
-    with np.errstate(over="ignore"):
-        half = values.astype(np.float16)
-    errors = np.abs(half.astype(np.float64) - values)  # (n, n_columns); infinite beyond the range
-    rounded = np.sqrt(np.mean(errors**2, axis=0))
-    keeps_spread = rounded <= HALF_COLUMN_ERROR * values.astype(np.float64).std(axis=0)
-    keeps_spread |= np.ptp(values, axis=0) == 0  # a constant column stays constant however it is rounded
-    within = np.isfinite(errors) & (errors <= largest_error)
-    return half if within.all() and keeps_spread.all() else values
+    for part, outputs in zip(PARTS, (train, pool, out_of_scope), strict=True):
+        if not isinstance(outputs, ClassifierOutputs) and (outputs is not None or part != "out_of_scope"):
+            raise InvalidInputError(part, "must be a kcal.ClassifierOutputs", got=shown(outputs))
+        given |= {f"{part}_{kind}": getattr(outputs, kind, None) for kind in KINDS}
+    task = _make_task(place.stem, {name: to_array(value, name) for name, value in given.items() if value is not None})
+    arrays: dict[str, Any] = {
+        "classes": task.classes,
+        "calibration_share": task.calibration_share,
+        "group_calibration_share": task.group_calibration_share,
+    }
+    for part in PARTS:
+        arrays |= {f"{part}_{kind}": getattr(getattr(task, part), kind, None) for kind in KINDS}
+    write_arrays(place, {name: np.asarray(value) for name, value in arrays.items() if value is not None})
+    return task
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -294,85 +265,84 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise FileFormatError(f"{path} is not an npz file of arrays, or is damaged ({error}).") from error
 
 
-def _task_of(arrays: Mapping[str, NDArray[Any]], place: Path) -> Task:
-    """Return the task that the arrays of a file make up, with the companions beside the file; raise if they do not."""
-    with _naming(place):
-        has_outside = any(name.startswith(OUT_OF_SCOPE) for name in arrays)
-        for part, kinds in KINDS.items():
-            missing = [name for kind in kinds if (name := f"{part}_{kind}") not in arrays]
-            is_needed = part != OUT_OF_SCOPE or has_outside
-            _require(not (missing and is_needed), f"{', '.join(missing)} missing. It has {', '.join(arrays)}")
-        pool = _part(arrays, "pool")
-        train = _part(arrays, "train", like=pool)
-        outside = _part(arrays, OUT_OF_SCOPE, like=pool) if has_outside else None
-        _require((train.groups is None) == (pool.groups is None), "groups are given for only one of train and pool")
-        _require(len(pool.labels) >= 2, "the pool has 1 sample; to calibrate and to test it needs at least 2")
-        shares = {name: arrays[name] for name in ("calibration_share", "group_calibration_share") if name in arrays}
-        _require("calibration_share" in shares, "calibration_share is missing: the share of the pool to calibrate with")
-        for name, share in shares.items():
-            is_share = share.shape == () and share.dtype.kind == "f" and 0 < float(share) < 1
-            _require(is_share, f"{name} must be a number between 0 and 1; got {share!r}")
-        group_share = float(shares["group_calibration_share"]) if "group_calibration_share" in shares else None
-        _require(group_share is None or pool.groups is not None, "group_calibration_share is given without groups")
-        n_classes = pool.logits.shape[1]
-        names = arrays.get("classes", np.arange(n_classes))
-        _require(names.shape == (n_classes,), f"classes must name all {n_classes} columns; got shape {names.shape}")
-    companions = {
-        loss: _companion_logits(path, pool)
-        for loss in COMPANIONS
-        if (path := place.with_name(f"{place.stem}@{loss}.npz")).is_file()
-    }
-    classes = tuple(str(name) for name in names.tolist())
-    return Task(place.stem, train, pool, float(shares["calibration_share"]), classes, companions, outside, group_share)
-
-
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _about(path: Path) -> Iterator[None]:
     """Name the file in errors about its arrays."""
     try:
         yield
-    except ValueError as error:
-        raise FileFormatError(f"{path.name}: {str(error).rstrip('.')}.") from error
+    except InvalidInputError as error:
+        raise FileFormatError(f"{path.name}: {error}") from error
 
 
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)
+def _make_task(name: str, arrays: Mapping[str, NDArray[Any]]) -> Task:
+    """Return the task that arrays by name make up; raise if one is missing, or does not fit the others."""
+    pool = _make_part("pool", arrays)
+    train = _make_part("train", arrays, like=pool)
+    has_outside = any(array.startswith("out_of_scope") for array in arrays)
+    outside = _make_part("out_of_scope", arrays, like=pool) if has_outside else None
+    if (train.groups is None) != (pool.groups is None):
+        raise InvalidInputError("train_groups, pool_groups", "must be given for both or none", got="one of them")
+    if len(pool.labels) < 2:
+        raise InvalidInputError("pool_labels", "must be at least 2, to calibrate and to test", got="1")
+    shares: dict[str, Any] = {
+        share: check_number(_get(arrays, share).tolist(), share, minimum=0.0, maximum=1.0, exclusive=True)
+        for share in ("calibration_share", "group_calibration_share")
+        if share in arrays or share == "calibration_share"
+    }
+    if "group_calibration_share" in shares and pool.groups is None:
+        raise InvalidInputError("group_calibration_share", "needs groups", got="none")
+    n_classes = pool.logits.shape[1]
+    classes = tuple(str(label) for label in arrays.get("classes", np.arange(n_classes)).tolist())
+    if len(classes) != n_classes:
+        raise InvalidInputError("classes", f"must name all {n_classes} columns of the logits", got=str(len(classes)))
+    return Task(name, train, pool, classes=classes, out_of_scope=outside, **shares)
 
 
-def _part(arrays: Mapping[str, NDArray[Any]], part: str, *, like: ClassifierOutputs | None = None) -> ClassifierOutputs:
+def _make_part(
+    part: str, arrays: Mapping[str, NDArray[Any]], like: ClassifierOutputs | None = None
+) -> ClassifierOutputs:
     """Return the outputs on "train" or "pool", or those out of scope, which have no labels; ``like`` is the pool."""
-    embeddings, logits = _matrix(arrays, f"{part}_embeddings"), _matrix(arrays, f"{part}_logits")
-    n_samples, n_classes = logits.shape
-    for kind, values in (("embeddings", embeddings), ("logits", logits)):
-        shape = (n_samples, values.shape[1] if like is None else getattr(like, kind).shape[1])
-        _require(values.shape == shape, f"{part}_{kind} must have the shape {shape}; got {values.shape}")
-    if part == OUT_OF_SCOPE:
+    embeddings, logits = (_matrix(f"{part}_{kind}", arrays) for kind in ("embeddings", "logits"))
+    for kind, matrix in (("embeddings", embeddings), ("logits", logits)):
+        n_columns = matrix.shape[1] if like is None else getattr(like, kind).shape[1]
+        _check_shape(f"{part}_{kind}", matrix, (len(logits), n_columns))
+    if part == "out_of_scope":
         return ClassifierOutputs(embeddings, logits)
-    labels, groups = arrays[f"{part}_labels"], arrays.get(f"{part}_groups")
+    labels, groups = _get(arrays, f"{part}_labels"), arrays.get(f"{part}_groups")
     for kind, vector in (("labels", labels), ("groups", groups)):
-        has_entries = vector is None or vector.shape == (n_samples,)
-        _require(has_entries, f"{part}_{kind} must have one entry per row, {n_samples:,}")
-    are_columns = labels.dtype.kind in "iu" and bool(((labels >= 0) & (labels < n_classes)).all())
-    _require(are_columns, f"{part}_labels must be columns of the logits, integers from 0 to {n_classes - 1}")
+        _check_shape(f"{part}_{kind}", logits[:, 0] if vector is None else vector, (len(logits),))
+    n_classes = logits.shape[1]
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= n_classes:
+        expected = f"must be columns of the logits, integers from 0 to {n_classes - 1}"
+        raise InvalidInputError(f"{part}_labels", expected, got=f"{labels.dtype}, such as {labels.tolist()[:3]}")
     return ClassifierOutputs(embeddings, logits, labels.astype(np.int64), groups)
 
 
-def _matrix(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[np.float32]:
+def _get(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
+    """Return an array by its name; raise if it is missing."""
+    if name not in arrays:
+        raise InvalidInputError(name, "is missing", got=", ".join(arrays))
+    return arrays[name]
+
+
+def _matrix(name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """Return a matrix of finite numbers in single precision."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        matrix: NDArray[np.float32] = check_array(arrays[name], dtype=np.float32, input_name=name)
+    values = _get(arrays, name)
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32) if values.dtype.kind == "f" else values
+    matrix: NDArray[np.float32] = check_matrix(narrow, name).float().numpy()
     return matrix
 
 
-def _companion_logits(path: Path, pool: ClassifierOutputs) -> NDArray[np.float32]:
+def _check_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> None:
+    if array.shape != expected:
+        raise InvalidInputError(name, f"must have the shape {expected}", got=str(array.shape))
+
+
+def _companion_logits(arrays: Mapping[str, NDArray[Any]], pool: ClassifierOutputs) -> NDArray[np.float32]:
     """Return the logits of a companion's file, for the rows of the pool."""
-    arrays = _read_arrays(path)
-    with _naming(path):
-        _require("pool_logits" in arrays, "pool_logits is missing; a companion needs it")
-        logits, labels = _matrix(arrays, "pool_logits"), arrays.get("pool_labels")
-        expected = f"pool_logits must have the rows and classes of the task, {pool.logits.shape}; got {logits.shape}"
-        _require(logits.shape == pool.logits.shape, expected)
-        same_labels = labels is None or np.array_equal(labels, pool.labels)
-        _require(same_labels, "pool_labels differ from those of the task: other rows, or another order")
+    logits = _matrix("pool_logits", arrays)
+    _check_shape("pool_logits", logits, pool.logits.shape)
+    if not np.array_equal(arrays.get("pool_labels", pool.labels), pool.labels):
+        raise InvalidInputError("pool_labels", "must be those of the task", got="other rows, or another order")
     return logits

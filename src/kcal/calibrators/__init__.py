@@ -1,12 +1,13 @@
 """Calibrators: one file per family of methods, one contract, one table of methods."""
 
-from kcal.calibrators.base import CalibrationModel, Calibrator, CalibratorState, PredictionModule
+from kcal.calibrators.base import CalibrationModel, Calibrator, CalibratorState, PredictionModule, Tags, was_fitted_on
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.explain import Explanation
 from kcal.calibrators.gp import GaussianProcessCalibration
 from kcal.calibrators.imax import IMaxBinning
 from kcal.calibrators.kcal import KCal, KCalLogits
+from kcal.calibrators.kernel_calibrator import OnlineState, online_ids, online_samples, online_state
 from kcal.calibrators.neighbors import DensityAwareCalibration, KNNInterpolation
 from kcal.calibrators.one_vs_rest import (
     BetaCalibration,
@@ -18,9 +19,9 @@ from kcal.calibrators.one_vs_rest import (
 )
 from kcal.calibrators.online import BandwidthRecord, Updates
 from kcal.calibrators.order_preserving import OrderPreservingCalibration
-from kcal.calibrators.outputs import fit_on, predict_on, update_on
+from kcal.calibrators.outputs import fit_on, predict_on, train_projection_on, update_on
 from kcal.calibrators.refit import LastLayerRefit
-from kcal.calibrators.registry import METHODS, Method, calibrator_class, make_calibrator
+from kcal.calibrators.registry import METHODS, Method, calibrator_from_state, calibrator_state, make_calibrator
 from kcal.calibrators.scaling import (
     EnsembleTemperatureScaling,
     MatrixScaling,
@@ -54,6 +55,7 @@ __all__ = [
     "LastLayerRefit",
     "MatrixScaling",
     "Method",
+    "OnlineState",
     "OrderPreservingCalibration",
     "PlattScaling",
     "PredictionModule",
@@ -61,14 +63,21 @@ __all__ = [
     "SplineCalibration",
     "StructuredMatrixScaling",
     "StructuredVectorScaling",
+    "Tags",
     "TemperatureScaling",
     "Uncalibrated",
     "Updates",
     "VectorScaling",
     "VennAbers",
-    "calibrator_class",
+    "calibrator_from_state",
+    "calibrator_state",
     "fit_on",
     "make_calibrator",
+    "online_ids",
+    "online_samples",
+    "online_state",
     "predict_on",
+    "train_projection_on",
     "update_on",
+    "was_fitted_on",
 ]

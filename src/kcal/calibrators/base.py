@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
@@ -20,6 +21,7 @@ from torch import nn
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import without_autocast
 from kcal.samples import Samples
+from kcal.threads import map_blocks, threads_for
 from kcal.validation import (
     ArrayKind,
     check_choice,
@@ -42,6 +44,8 @@ MAX_FEATURES = 10**7
 MAX_LABEL_BYTES, MAX_BYTES_PER_CHARACTER = 2**26, 256
 """Bound on the memory of decoded labels: a constant plus a multiple of their length as text."""
 FEATURES = ("n_features", "feature_names")
+FEW_ROWS = 64
+"""Rows that are predicted without a limit of threads: their operations are too small to be split."""
 MAX_BLOCK_ENTRIES = 2**17
 """Largest tensor of a block of predictions: bounds their memory for any number of rows."""
 
@@ -61,6 +65,8 @@ class CalibrationModel(nn.Module):
     max_block_entries: ClassVar[int] = MAX_BLOCK_ENTRIES
     shapes: ClassVar[Shapes] = {}
     """Shapes of the buffers in double precision, by name: lengths, or the names of lengths in ``config``."""
+    shares_blocks: ClassVar[bool] = True
+    """Whether threads share the blocks of a prediction; otherwise they share the work inside a block."""
     holds_samples: bool = False
     """Whether a row of the calibration set would find itself in the model."""
     evidence_step: float = 0.0
@@ -159,16 +165,25 @@ class CalibrationModel(nn.Module):
         return next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
 
     def in_blocks(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes), computed in blocks of rows on the device of the model."""
+        """Return log-probabilities, (n, n_classes), computed in blocks of rows on the device of the model.
+
+        Operations are on one thread each: on a busy machine they would wait for each other. Threads share the blocks.
+        """
         device = self.device
         inputs = [None if rows is None else rows.to(device) for rows in (embeddings, logits)]
         n_rows = next(len(rows) for rows in inputs if rows is not None)
         n_columns = 1 if logits is None else logits.shape[-1]
         step = max(1, self.max_block_entries // max(self.entries_per_row(), n_columns))
-        if n_rows <= step:
+        if n_rows <= FEW_ROWS:
             return self(*inputs)  # type: ignore[no-any-return]
         blocks = [slice(start, start + step) for start in range(0, n_rows, step)]
-        return torch.cat([self(*(None if rows is None else rows[block] for rows in inputs)) for block in blocks])
+
+        def predict(block: slice) -> torch.Tensor:
+            return self(*(None if rows is None else rows[block] for rows in inputs))  # type: ignore[no-any-return]
+
+        with threads_for(0):
+            is_shared = self.shares_blocks and len(blocks) > 1
+            return torch.cat(map_blocks(predict, blocks, device) if is_shared else [predict(block) for block in blocks])
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: nothing here is trained."""
@@ -187,8 +202,9 @@ class CalibrationModel(nn.Module):
 class PredictionModule(nn.Module):
     """Calibrated probabilities as a torch module, for networks, ``torch.compile`` and exports.
 
-    It equals ``predict_proba`` of the calibrator that it was made from, without checks and warnings, with any number of
-    rows. Inputs of half precision are computed in float32, and so is their result.
+    It equals ``predict_proba`` of the calibrator that it was made from, with any number of rows. Nothing is checked but
+    that no result is NaN, unless it is compiled. Inputs of half precision are computed in float32, and so is their
+    result.
     """
 
     def __init__(self, model: CalibrationModel) -> None:
@@ -199,7 +215,7 @@ class PredictionModule(nn.Module):
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes); None for what the method does not use."""
-        return torch.exp(self.model(embeddings, logits)).to(_dtype_of(embeddings, logits))
+        return _without_nan(torch.exp(self.model(embeddings, logits))).to(_dtype_of(embeddings, logits))
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,)."""
@@ -211,11 +227,22 @@ class PredictionModule(nn.Module):
         """Return calibrated probabilities, (n, n_classes), and evidence, (n,)."""
         log_probs, evidence = self.model.with_evidence(embeddings, logits)
         dtype = _dtype_of(embeddings, logits)
-        return torch.exp(log_probs).to(dtype), evidence.to(dtype)
+        return _without_nan(torch.exp(log_probs)).to(dtype), evidence.to(dtype)
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: nothing here is trained."""
         return super().train(False)
+
+
+def _without_nan(probs: torch.Tensor) -> torch.Tensor:
+    """Return probabilities; raise if one is NaN, where a program may look at numbers."""
+    is_nan = False
+    with suppress(RuntimeError):  # of a transformation such as vmap, under which it may not
+        is_nan = not torch.compiler.is_compiling() and bool(probs.isnan().any())
+    if is_nan:
+        expected = "and logits must be finite, without NaN or inf"
+        raise InvalidInputError("embeddings", expected, got="some that lead to NaN")
+    return probs
 
 
 def _dtype_of(embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.dtype:
@@ -243,6 +270,35 @@ class Prediction(NamedTuple):
     kind: ArrayKind  # of the array that the caller passed
 
 
+@dataclass(frozen=True, kw_only=True)
+class Tags:
+    """What a calibrator takes and offers, with its present parameters and, if it is fitted, its fit.
+
+    The command line, the benchmark, deployment and the service ask here; nobody asks for a class.
+    """
+
+    fit_options: frozenset[str] = frozenset()
+    """Keywords of ``fit``."""
+    takes_logits: bool = False
+    """Whether ``fit`` takes the logits of the classifier."""
+    needs_logits: bool = False
+    """Whether predictions need them."""
+    uses_training_set: bool = False
+    """Whether ``fit`` learns from the classifier's training set."""
+    recipe: Any = None
+    """How a projection of the training set would be learned, with all numbers; None for methods without one."""
+    preserves_order: bool = False
+    """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
+    has_evidence: bool = False
+    """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
+    has_explanations: bool = False
+    """Whether ``explain`` names the most influential calibration samples of a prediction."""
+    learns_online: bool = False
+    """Whether samples may be added, corrected and forgotten after the fit: ``partial_fit``, ``correct``, ``forget``."""
+    has_support: bool = False
+    """Whether it has a support of points, which ``compress`` makes smaller and ``to`` moves to a device."""
+
+
 class LoadArgumentError(InvalidInputError):
     """Raise for an argument of :func:`kcal.load` beside the path that is wrong or missing; the file is sound."""
 
@@ -263,35 +319,21 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """What ``X`` holds: "embeddings", "logits" or, with the logits beside it, "both"."""
     method: ClassVar[str]
     """Name of the method in saved files."""
-    model_class: ClassVar[type[CalibrationModel]]
+    _model_class: ClassVar[type[CalibrationModel]]
     """Class of ``model_``."""
-    fit_options: ClassVar[frozenset[str]]
-    """Keywords of ``fit``, from its signature."""
-    preserves_order: ClassVar[bool] = False
-    """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
-    has_evidence: ClassVar[bool] = False
-    """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
-    has_explanations: ClassVar[bool] = False
-    """Whether ``explain`` names the most influential calibration samples of a prediction."""
-    learns_online: ClassVar[bool] = False
-    """Whether samples may be added, corrected and forgotten after the fit: ``partial_fit``, ``correct``, ``forget``."""
+    _tags: ClassVar[Tags] = Tags()
+    """What all calibrators of the class offer; ``tags`` adds what depends on parameters and the fit."""
     _private_results: ClassVar[tuple[str, ...]] = ("_fingerprints",)
     """Fitted attributes that users do not see; other private ones are scikit-learn's own."""
     seed: int
-    representation: str  # of the methods that take logits
     model_: CalibrationModel
     classes_: NDArray[Any]
     n_features_in_: int
     _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        keywords = signature(cls.fit).parameters.values()
-        cls.fit_options = frozenset(keyword.name for keyword in keywords if keyword.kind is keyword.KEYWORD_ONLY)
-
     @abstractmethod
     def fit(self, X: Any, y: Any) -> Self:
-        """Fit to the rows ``X`` and labels ``y`` of the calibration set; ``fit_options`` names the keywords."""
+        """Fit to the rows ``X`` and labels ``y`` of the calibration set; ``tags.fit_options`` names the keywords."""
 
     @without_autocast()
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
@@ -326,17 +368,12 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
         return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
 
-    def was_fitted_on(self, X: Any) -> NDArray[np.bool_]:
-        """Return for each row whether the calibrator was fitted on it, (n,); do not evaluate on such rows."""
-        rows, _ = self._check_rows(X)
-        return contains_rows(self._fingerprints, rows)
-
     def as_module(self) -> PredictionModule:
         """Return the prediction as a torch module, with a copy of its tensors.
 
         ``module(embeddings, logits)`` are the probabilities of :meth:`predict_proba`, (n, n_classes), of tensors (n, h)
         and (n, n_classes); what the method does not use may be None, or left out. The rows are not checked. The module
-        can be compiled, exported (``torch.export``, ONNX) and made part of a network. With ``has_evidence``,
+        can be compiled, exported (``torch.export``, ONNX) and made part of a network. With ``tags.has_evidence``,
         ``module.evidence(embeddings, logits)`` is the evidence.
         """
         check_is_fitted(self)
@@ -348,20 +385,12 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.model_.summary()
 
     @property
-    def needs_logits_(self) -> bool:
-        """Whether predictions need the logits of the classifier."""
-        check_is_fitted(self)
-        return self.inputs != "embeddings"
-
-    @property
-    def uses_training_set(self) -> bool:
-        """Whether ``fit``, with the present parameters, learns from the classifier's training set."""
-        return False
-
-    @property
-    def uses_logits(self) -> bool:
-        """Whether ``fit``, with the present parameters, takes the logits of the classifier."""
-        return self.inputs != "embeddings"
+    def tags(self) -> Tags:
+        """What the calibrator takes and offers."""
+        keywords = signature(self.fit).parameters.values()
+        options = frozenset(keyword.name for keyword in keywords if keyword.kind is keyword.KEYWORD_ONLY)
+        takes_logits = self.inputs != "embeddings"
+        return replace(self._tags, fit_options=options, takes_logits=takes_logits, needs_logits=takes_logits)
 
     @abstractmethod
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
@@ -370,7 +399,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         They are the same at every call.
         """
 
-    def state(self) -> CalibratorState:
+    def _state(self) -> CalibratorState:
         """Return the content of the fitted calibrator."""
         check_is_fitted(self)
         self._check_parameters()
@@ -384,16 +413,16 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tensors["fingerprints"] = torch.from_numpy(self._fingerprints.view(np.int64))
         own_values, own_tensors = self._extra_state()
         return CalibratorState(
-            self.method, plain(self._stored_parameters()), plain(values | own_values), tensors | own_tensors
+            self.method, json_values(self._stored_parameters()), json_values(values | own_values), tensors | own_tensors
         )
 
     @classmethod
-    def from_state(cls, state: CalibratorState, **parts: Any) -> Self:
+    def _from_state(cls, state: CalibratorState, **parts: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes; ``parts`` are arguments of :func:`kcal.load`."""
         config = state.values["model"]
         stored = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
         tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-        model = cls.model_class.from_state(config, tensors, **cls._model_parts(config, tensors, parts))
+        model = cls._model_class.from_state(config, tensors, **cls._model_parts(config, tensors, parts))
         calibrator = cls(**cls._read_parameters(state.parameters, model))
         calibrator._check_parameters()
         classes = decode_classes(state.values["classes"])
@@ -457,8 +486,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check_parameters(self) -> None:
         """Raise if a parameter is invalid; subclasses add theirs. Every fit and every load begins here."""
         check_seed(self.seed)
-        if "representation" in self.get_params(deep=False):
-            check_choice(self.representation, "representation", REPRESENTATIONS)
+        if "representation" in (parameters := self.get_params(deep=False)):
+            check_choice(parameters["representation"], "representation", REPRESENTATIONS)
         checked_parameters(self)
 
     def _remember(self, rows: torch.Tensor) -> NDArray[np.uint64]:
@@ -537,17 +566,17 @@ def check_two_parts(samples: Samples) -> None:
     """Raise if there are not two samples, or groups, of which one is predicted from the other."""
     if samples.n_parts < 2:
         name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
-        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got="1")
+        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got=f"1 {unit[:-1]}")
 
 
-def plain(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """Return ``value`` with Python's numbers and lists in place of numpy's numbers, arrays and tuples."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, dict):
-        return {name: plain(entry) for name, entry in value.items()}
+        return {name: json_values(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [json_values(entry) for entry in value]
     return value
 
 
@@ -572,6 +601,12 @@ def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
     if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
         raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")
     return classes
+
+
+def was_fitted_on(calibrator: Calibrator, X: Any) -> NDArray[np.bool_]:
+    """Return for each row whether a calibrator was fitted on it, (n,); do not evaluate on such rows."""
+    rows, _ = calibrator._check_rows(X)
+    return contains_rows(calibrator._fingerprints, rows)
 
 
 def contains_rows(fingerprints: NDArray[np.uint64], rows: torch.Tensor) -> NDArray[np.bool_]:

@@ -6,17 +6,14 @@ A function of a score has steps or is linear between knots: one function per col
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
 from torch.nn.functional import pad
 
-from kcal.validation import ALMOST_ZERO
+from kcal.samples import Floats, Index
 
-Floats = NDArray[np.float64]
 FitMap = Callable[[Floats, Any, Floats], dict[str, Floats]]
 """Fit a function of scores (n,) to targets (n,), with weights (n,), and return the arrays that describe it, by name."""
 
@@ -26,12 +23,6 @@ LOG_ODDS_DECIMALS = 9
 """Log-odds are rounded to so many decimals: rounding errors of a shifted row neither make nor break a tie."""
 PADDING = 1e18
 """A bound above all scores, at the ends of shorter rows of a table: files hold no infinities."""
-
-
-def network_log_probs(rows: torch.Tensor, representation: str) -> torch.Tensor:
-    """Return the log-probabilities of logits or probabilities, (n, n_classes), in float64."""
-    scores = rows.double()
-    return torch.log_softmax(scores if representation == "logits" else scores.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
 def log_odds(log_probs: torch.Tensor) -> torch.Tensor:
@@ -56,7 +47,7 @@ def tied_tops(log_probs: torch.Tensor) -> torch.Tensor:
     return log_probs >= log_probs.amax(dim=1, keepdim=True) - TIE_TOLERANCE
 
 
-def top_accuracy(log_probs: torch.Tensor, codes: NDArray[np.int64]) -> Floats:
+def top_accuracy(log_probs: torch.Tensor, codes: Index) -> Floats:
     """Return whether the top class is the label, (n,): 1 or 0, or a fraction if several classes tie."""
     tops = tied_tops(log_probs)
     own = tops.gather(1, torch.from_numpy(codes)[:, None])[:, 0]
@@ -89,7 +80,7 @@ def unsort_classes(values: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(values).scatter_(1, order, values)
 
 
-def rank_of_label(order: torch.Tensor, codes: NDArray[np.int64]) -> torch.Tensor:
+def rank_of_label(order: torch.Tensor, codes: Index) -> torch.Tensor:
     """Return the rank of each row's label, (n,), in the ``order`` of :func:`sort_classes`."""
     return (order == torch.from_numpy(codes)[:, None]).int().argmax(dim=1)
 
@@ -139,42 +130,21 @@ def interpolate(knots: torch.Tensor, values: torch.Tensor, scores: torch.Tensor)
     return pick(slopes, low) * (scores - pick(knots, low)).clamp_min(0.0) + pick(values, low)
 
 
-class ScoreMaps(nn.Module):
-    """Functions of single scores, each described by arrays: one per column of scores, or one for all columns.
+def fit_maps(
+    fit_map: FitMap, scores: Floats, targets: Any, weights: Floats, *, shared: bool = False
+) -> dict[str, torch.Tensor]:
+    """Return the tables of a function fitted to each column of scores (n, k) and targets (n, k), or to all together.
 
-    Every array is a row of a table, a buffer with a row per function. Functions with fewer entries are padded: by
-    ``PADDING`` in the first table, by their last entries in the others.
+    A table has a row per function. Shorter rows are padded: by ``PADDING`` in the first table, by their last entries in
+    the others.
     """
-
-    def __init__(self, shapes: dict[str, list[int]]) -> None:
-        super().__init__()
-        self.shapes = shapes
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(tuple(shape), dtype=torch.float64))
-
-    @classmethod
-    def fit(cls, fit_map: FitMap, scores: Floats, targets: Any, weights: Floats, *, shared: bool = False) -> Self:
-        """Return a function fitted to each column of scores (n, k) and targets (n, k), or to all columns together."""
-        if shared:
-            weights = np.repeat(weights, scores.shape[1])
-            scores, targets = scores.reshape(-1, 1), targets.reshape(-1, 1)
-        fitted = [fit_map(column, target, weights) for column, target in zip(scores.T, targets.T, strict=True)]
-        first, *others = fitted[0]
-        tables = {first: _padded([arrays[first] for arrays in fitted], PADDING)}
-        tables |= {name: _padded([arrays[name] for arrays in fitted]) for name in others}
-        maps = cls({name: list(table.shape) for name, table in tables.items()})
-        maps.load_state_dict(tables)
-        return maps
-
-    def tables(self) -> dict[str, torch.Tensor]:
-        """Return the tables by name."""
-        return dict(self.named_buffers())
-
-    def arrays(self, name: str) -> list[Floats]:
-        """Return a table as one array per function, without padding."""
-        first = self.get_buffer(next(iter(self.shapes)))
-        table, n_padded = self.get_buffer(name), (first >= PADDING).sum(dim=1)
-        return [row[: len(row) - n].cpu().numpy() for row, n in zip(table, n_padded.tolist(), strict=True)]
+    if shared:
+        weights = np.repeat(weights, scores.shape[1])
+        scores, targets = scores.reshape(-1, 1), targets.reshape(-1, 1)
+    fitted = [fit_map(column, target, weights) for column, target in zip(scores.T, targets.T, strict=True)]
+    first, *others = fitted[0]
+    tables = {first: _padded([arrays[first] for arrays in fitted], PADDING)}
+    return tables | {name: _padded([arrays[name] for arrays in fitted]) for name in others}
 
 
 def _padded(rows: Sequence[Floats], filler: float | None = None) -> torch.Tensor:
@@ -186,5 +156,12 @@ def _padded(rows: Sequence[Floats], filler: float | None = None) -> torch.Tensor
 
 
 def fitted_maps(name: str) -> Any:
-    """Declare a fitted attribute that is a table of ``model_.maps``, as a list of arrays, one per function."""
-    return property(lambda calibrator: calibrator.model_.maps.arrays(name))
+    """Declare a fitted attribute that is a table of ``model_``, as a list of arrays, one per function."""
+
+    def read(calibrator: Any) -> list[Floats]:
+        model = calibrator.model_
+        n_padded = (model.get_buffer(next(iter(model.shapes))) >= PADDING).sum(dim=1).tolist()
+        rows = zip(model.get_buffer(name), n_padded, strict=True)
+        return [row[: len(row) - n].cpu().numpy() for row, n in rows]
+
+    return property(read)

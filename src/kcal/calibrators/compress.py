@@ -24,7 +24,7 @@ from scipy.sparse import csr_array
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
 
-from kcal.calibrators.kernel_model import Compression, KernelModel, sorted_support
+from kcal.calibrators.kernel_model import Compression, KernelModel
 from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
 from kcal.kernels import (
     BandwidthCurve,
@@ -34,6 +34,7 @@ from kcal.kernels import (
     SortedSupport,
     get_kernel,
     search_bandwidth,
+    sorted_support,
 )
 from kcal.progress import progress_bar
 from kcal.samples import Floats, Index, Samples, cross_folds

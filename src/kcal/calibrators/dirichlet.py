@@ -13,20 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf, log
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.special import logsumexp, softmax
 from torch.nn.functional import pad
 
-from kcal.calibrators.base import Shapes, fitted
-from kcal.calibrators.logits import MAX_PENALTY, Codes, Floats, LogitCalibrator, LogitModel
+from kcal.calibrators.base import check_two_parts, fitted
+from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel, buffer
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
 from kcal.progress import progress_bar
-from kcal.samples import MAX_FOLDS, Samples, stratified_folds
+from kcal.samples import MAX_FOLDS, Floats, Index, Samples, stratified_folds
 from kcal.validation import ALMOST_ZERO, check_integer, check_number, parameter, shown
 
 MIN_LOG_PROB = log(2.2e-16)
@@ -59,20 +59,12 @@ class Penalty(NamedTuple):
 class DirichletModel(LogitModel):
     """The mean over the folds of softmax(W·x + b), and the search for the penalties."""
 
-    shapes: ClassVar[Shapes] = {
-        "weights": ("n_folds", "n_classes", "n_classes"),
-        "intercepts": ("n_folds", "n_classes"),
-        "off_diagonal": (),
-        "intercept": (),
-        "diagonal": (),
-        "search": ("n_points", 4),
-    }
-    weights: torch.Tensor
-    intercepts: torch.Tensor
-    off_diagonal: torch.Tensor
-    intercept: torch.Tensor
-    diagonal: torch.Tensor
-    search: torch.Tensor
+    weights: torch.Tensor = buffer("n_folds", "n_classes", "n_classes")
+    intercepts: torch.Tensor = buffer("n_folds", "n_classes")
+    off_diagonal: torch.Tensor = buffer()
+    intercept: torch.Tensor = buffer()
+    diagonal: torch.Tensor = buffer()
+    search: torch.Tensor = buffer("n_points", 4)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -86,33 +78,19 @@ class DirichletModel(LogitModel):
         """Return the number of classes."""
         return self.weights.shape[1]
 
-    def summary(self) -> dict[str, str]:
-        """Return the penalties for display."""
-        return {
-            "penalty off the diagonal": f"{float(self.off_diagonal):.3g}",
-            "penalty of the intercepts": f"{float(self.intercept):.3g}",
-            "penalty of the diagonal": f"{float(self.diagonal):.3g}",
-            "models": str(len(self.weights)),
-        }
-
 
 def check_grid(grid: Any, name: str = "grid") -> str | list[Penalty]:
     """Return the name of a grid, or the penalties given as (λ, μ) or (λ, μ, ν)."""
     if isinstance(grid, str) and grid in GRIDS:
         return grid
-    if isinstance(grid, str) or not isinstance(grid, Sequence) or not 0 < len(grid) <= MAX_GRID:
+    is_list = isinstance(grid, Sequence) and not isinstance(grid, str) and 0 < len(grid) <= MAX_GRID
+    if not is_list or any(isinstance(p, str) or not isinstance(p, Sequence) or len(p) not in (2, 3) for p in grid):
         expected = f"must be one of {', '.join(map(repr, GRIDS))} or a list of (λ, μ) or (λ, μ, ν)"
         raise InvalidInputError(name, expected, got=shown(grid))
-    return [_check_point(point, name) for point in grid]
-
-
-def _check_point(point: Any, name: str) -> Penalty:
-    if isinstance(point, str) or not isinstance(point, Sequence) or len(point) not in (2, 3):
-        raise InvalidInputError(name, "must hold points (λ, μ) or (λ, μ, ν)", got=shown(point))
-    penalty = Penalty(*(check_number(value, name, minimum=0, maximum=MAX_PENALTY) for value in point))
-    if penalty.off_diagonal == 0 or penalty.intercept == 0:
-        raise InvalidInputError(name, "must have positive λ and μ, or there may be no minimiser", got=shown(point))
-    return penalty
+    penalties = [Penalty(*(check_number(x, name, minimum=0, maximum=MAX_PENALTY) for x in point)) for point in grid]
+    if any(penalty.off_diagonal == 0 or penalty.intercept == 0 for penalty in penalties):
+        raise InvalidInputError(name, "must have positive λ and μ, or there may be no minimiser", got=shown(grid))
+    return penalties
 
 
 class DirichletCalibration(LogitCalibrator):
@@ -152,7 +130,7 @@ class DirichletCalibration(LogitCalibrator):
 
     method = "dircal"
     pools_network = True
-    model_class = DirichletModel
+    _model_class = DirichletModel
     weights_ = fitted("weights")
     intercepts_ = fitted("intercepts")
     off_diagonal_ = fitted("off_diagonal")
@@ -168,9 +146,7 @@ class DirichletCalibration(LogitCalibrator):
         return [tuple(point) for point in self.model_.search.tolist()]
 
     def _fit_model(self, samples: Samples) -> DirichletModel:
-        if len(samples) < 2:
-            expected = "must hold at least 2 samples for cross-validation"
-            raise InvalidInputError("X", expected, got="1 sample", remedy="Use ts instead.")
+        check_two_parts(samples)
         grid = check_grid(self.grid)
         points = published_grid(samples.n_classes) if grid == "published" else grid
         total = MAX_POINTS if isinstance(points, str) else len(points)
@@ -246,10 +222,12 @@ class CrossValidation:
     def __init__(self, samples: Samples, n_folds: int, seed: int) -> None:
         folds = stratified_folds(samples.codes, min(n_folds, len(samples)), seed)
         features = pad(samples.logits.T.clamp_min(MIN_LOG_PROB), (0, 0, 0, 1), value=1.0).numpy()
-        self.samples = Rows(features, samples.codes, samples.weights / samples.weights.sum())
-        self.kept = [np.flatnonzero(folds != fold) for fold in range(folds.max() + 1)]
-        self.held_out = [np.flatnonzero(folds == fold) for fold in range(folds.max() + 1)]
-        start = np.stack([self.samples.select(kept).tempered_identity() for kept in self.kept])
+        rows = Rows(features, samples.codes, samples.weights / samples.weights.sum())
+        self.kept, held_out = ([np.flatnonzero((folds == f) == out) for f in np.unique(folds)] for out in (False, True))
+        self.samples = rows
+        self.shares = [rows.shares[index].sum() for index in held_out]
+        self.held_out = [rows.select(index) for index in held_out]
+        start = np.stack([rows.select(index).tempered_identity() for index in self.kept])
         self.latest = self.best = Trial(Penalty(1.0, 1.0), start, inf)
         self.tried: list[tuple[float, ...]] = []
 
@@ -259,15 +237,13 @@ class CrossValidation:
 
     def solve(self, penalty: Penalty, start: Floats, tolerances: tuple[float, float]) -> Floats:
         """Return the models of a penalty."""
-        starts = zip(self.kept, start, strict=True)
-        return np.stack(
-            [minimise_loss(self.samples.select(kept), penalty, model, tolerances) for kept, model in starts]
-        )
+        folds = zip(self.kept, start, strict=True)
+        return np.stack([minimise_loss(self.samples.select(kept), penalty, model, tolerances) for kept, model in folds])
 
     def record(self, penalty: Penalty, models: Floats) -> float:
         """Return the cross-validated log-loss of models, and keep them if it is the lowest."""
-        parts = [(self.samples.shares[held_out].sum(), self.samples.select(held_out)) for held_out in self.held_out]
-        loss = float(sum(share * rows.log_loss(model) for (share, rows), model in zip(parts, models, strict=True)))
+        parts = zip(self.shares, self.held_out, models, strict=True)
+        loss = float(sum(share * rows.log_loss(model) for share, rows, model in parts))
         self.latest = Trial(penalty, models, loss)
         self.tried.append((*penalty, loss))
         if is_better(loss, self.best.loss):
@@ -277,8 +253,8 @@ class CrossValidation:
     def best_model(self) -> DirichletModel:
         """Return the model of the best penalty, solved to the final tolerance."""
         models = self.solve(self.best.penalty, self.best.models, FINAL_TOLERANCES)
-        losses = [self.samples.select(kept).log_loss(model) for kept, model in zip(self.kept, models, strict=True)]
-        if min(losses) < SEPARABLE:
+        folds = zip(self.kept, models, strict=True)
+        if min(self.samples.select(kept).log_loss(model) for kept, model in folds) < SEPARABLE:
             warn(
                 "Dirichlet calibration stopped before its minimum: the logits separate the classes, there is no "
                 "minimiser, and probabilities are near 0 and 1. Use more calibration samples, or a grid of stronger "
@@ -298,10 +274,10 @@ class Rows(NamedTuple):
     """Samples of a fold; a model (W, b) is (n_classes, n_classes + 1), and its logits are model @ features."""
 
     features: Floats  # (n_classes + 1, n): x of each sample, and ones
-    codes: Codes  # (n,)
+    codes: Index  # (n,)
     shares: Floats  # (n,), weights that sum to 1
 
-    def select(self, index: Codes) -> Rows:
+    def select(self, index: Index) -> Rows:
         """Return some of the samples."""
         shares = self.shares[index]
         return Rows(self.features[:, index], self.codes[index], shares / shares.sum())
@@ -331,10 +307,10 @@ def minimise_loss(rows: Rows, penalty: Penalty, start: Floats, tolerances: tuple
     squares = np.full_like(start, penalty.off_diagonal)  # the penalty of each squared entry
     squares[:, -1] = penalty.intercept
     squares[diagonal] = 0.0
-    coordinates = Whitening(rows, penalty, start)
+    to_change, to_slopes = whitening(rows, penalty, start)
 
     def loss(point: Floats) -> tuple[float, Floats]:
-        model = start + coordinates.to_change(point)
+        model = start + to_change(point)
         slopes = 2 * squares * model
         slopes[diagonal] = 2 * penalty.diagonal * (model[diagonal] - model[diagonal].mean())
         logits = model @ features
@@ -346,49 +322,50 @@ def minimise_loss(rows: Rows, penalty: Penalty, start: Floats, tolerances: tuple
         odds *= shares / totals
         odds[codes, places] -= shares
         slopes += odds @ features.T
-        return float(value), coordinates.to_slopes(slopes)
+        return float(value), to_slopes(slopes)
 
     zero, (ftol, gtol) = np.zeros(start.size + n_classes), tolerances
     point = minimise(loss, zero, name="Dirichlet calibration", maxcor=20, ftol=ftol, gtol=gtol)
-    return start + coordinates.to_change(point)
+    return start + to_change(point)
 
 
-class Whitening:
-    """Coordinates of changes of a model in which the loss has about the same curvature in all directions.
+def whitening(
+    rows: Rows, penalty: Penalty, model: Floats
+) -> tuple[Callable[[Floats], Floats], Callable[[Floats], Floats]]:
+    """Return coordinates of changes of a model in which the loss has about the same curvature in all directions.
+
+    The first function returns the change of the model, (n_classes, n_classes + 1), at a point; the second, its
+    transpose, the gradient in these coordinates from that in the model.
 
     Off the diagonal of W all classes share one matrix of second moments of the features, weighted by the uncertainty
     of the rows, V diag(e) Vᵀ, and the curvature is c_k·e_j + 2λ with c_k the uncertainty of class k. On the diagonal
     it is d_k + 2ν, minus 2ν/K in common.
     """
+    features, codes, shares = rows
+    n_classes = len(model)
+    p = softmax(model @ features, axis=0)
+    uncertainty = p * (1 - p) * shares  # (n_classes, n)
+    by_row, by_class = uncertainty.sum(axis=0), uncertainty.sum(axis=1)
+    units = np.ones(n_classes + 1)
+    units[-1] = (penalty.off_diagonal / penalty.intercept) ** 0.5  # all columns then have the penalty λ
+    moments = (features * by_row) @ features.T / max(by_row.sum(), ALMOST_ZERO)
+    values, vectors = np.linalg.eigh(moments * units * units[:, None])
+    lengths = (by_class[:, None] * values.clip(0.0) + 2 * penalty.off_diagonal) ** -0.5
+    curvature = (uncertainty * features[:-1] ** 2).sum(axis=1) + MIN_CURVATURE + 2 * penalty.diagonal
+    root = np.linalg.cholesky(np.diag(curvature) - 2 * penalty.diagonal / n_classes)
+    on_diagonal = np.linalg.inv(root).T
+    if penalty.diagonal == 0:  # there is no minimiser for a class without samples: its entry stays
+        on_diagonal[np.bincount(codes, minlength=n_classes) == 0] = 0.0
 
-    def __init__(self, rows: Rows, penalty: Penalty, model: Floats) -> None:
-        features, codes, shares = rows
-        n_classes = len(model)
-        p = softmax(model @ features, axis=0)
-        uncertainty = p * (1 - p) * shares  # (n_classes, n)
-        by_row, by_class = uncertainty.sum(axis=0), uncertainty.sum(axis=1)
-        self.units = np.ones(n_classes + 1)
-        self.units[-1] = (penalty.off_diagonal / penalty.intercept) ** 0.5  # all columns then have the penalty λ
-        moments = (features * by_row) @ features.T / max(by_row.sum(), ALMOST_ZERO)
-        values, self.vectors = np.linalg.eigh(moments * self.units * self.units[:, None])
-        self.lengths = (by_class[:, None] * values.clip(0.0) + 2 * penalty.off_diagonal) ** -0.5
-        curvature = (uncertainty * features[:-1] ** 2).sum(axis=1) + MIN_CURVATURE + 2 * penalty.diagonal
-        root = np.linalg.cholesky(np.diag(curvature) - 2 * penalty.diagonal / n_classes)
-        self.diagonal = np.linalg.inv(root).T
-        if penalty.diagonal == 0:  # there is no minimiser for a class without samples: its entry stays
-            self.diagonal[np.bincount(codes, minlength=n_classes) == 0] = 0.0
-
-    def to_change(self, point: Floats) -> Floats:
-        """Return the change of the model, (n_classes, n_classes + 1), at a point."""
-        outside, diagonal = np.split(point, [self.lengths.size])
-        change: Floats = (outside.reshape(self.lengths.shape) * self.lengths) @ self.vectors.T * self.units
-        np.fill_diagonal(change, self.diagonal @ diagonal)
+    def to_change(point: Floats) -> Floats:
+        outside, diagonal = np.split(point, [lengths.size])
+        change: Floats = (outside.reshape(lengths.shape) * lengths) @ vectors.T * units
+        np.fill_diagonal(change, on_diagonal @ diagonal)
         return change
 
-    def to_slopes(self, gradient: Floats) -> Floats:
-        """Return the gradient in these coordinates, from that in the model: the transpose of :meth:`to_change`."""
-        outside = gradient * self.units
+    def to_slopes(gradient: Floats) -> Floats:
+        outside = gradient * units
         np.fill_diagonal(outside, 0.0)
-        return np.concatenate(
-            [((outside @ self.vectors) * self.lengths).ravel(), self.diagonal.T @ gradient.diagonal()]
-        )
+        return np.concatenate([((outside @ vectors) * lengths).ravel(), on_diagonal.T @ gradient.diagonal()])
+
+    return to_change, to_slopes

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kcal.errors import (
     FewSamplesWarning,
-    HeldOutWarning,
+    KcalWarning,
     LeakageWarning,
     MissingClassWarning,
     warn,
@@ -19,6 +19,9 @@ from kcal.validation import row_fingerprints
 
 FEW_PER_CLASS = 8
 """Calibration samples per class below which a method may do worse than temperature scaling."""
+
+MIN_SAMPLES = 15
+"""Calibration samples below which the prior of a temperature, which weighs as much as some ten, decides it."""
 
 MIN_WITHOUT_ERRORS = 30
 """Calibration samples without an error from which the training set is suspected."""
@@ -45,6 +48,14 @@ def warn_without_errors(log_probs: torch.Tensor, codes: NDArray[np.int64]) -> No
             "Calibrate on data that it has not seen.",
             LeakageWarning,
         )
+
+
+def warn_few_samples(n: int, method: str) -> None:
+    """Warn if a method on logits has so few calibration samples that its prior, not they, decides the fit."""
+    if n < MIN_SAMPLES and method != "uncal":
+        advice = "" if method == "ts" else " With fewer, temperature scaling (ts) is the safest method."
+        description = f"{n} calibration samples are few: the fit depends on its prior more than on them."
+        warn(description, FewSamplesWarning, remedy=f"Use 100 or more.{advice}")
 
 
 def warn_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:
@@ -74,6 +85,21 @@ def warn_sparse_support(n: int, n_classes: int, accuracy: float, log_loss: float
     )
 
 
+def warn_fewer_than_classes(n: int, n_classes: int) -> None:
+    """Warn that there are fewer calibration samples than classes, where temperature scaling was measured to be better.
+
+    With that few, the log-loss of the blend was up to 2 % above that of temperature scaling on networks of 100 to 507
+    classes; with more it was the lowest.
+    """
+    if n < n_classes:
+        warn(
+            f"{n:,} calibration samples are fewer than the {n_classes:,} classes: with so few, temperature scaling "
+            "predicts as well or better, by up to 2 % in log-loss.",
+            FewSamplesWarning,
+            remedy="Use kcal.TemperatureScaling, or add samples.",
+        )
+
+
 def warn_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> None:
     """Warn if calibration rows occur among the training rows, which are given by their fingerprints."""
     shared = int(np.isin(row_fingerprints(rows), training).sum())
@@ -85,11 +111,11 @@ def warn_training_rows(rows: torch.Tensor, training: NDArray[np.uint64]) -> None
         )
 
 
-def warn_held_out(n_training: int, n_support: int) -> None:
-    """Warn that part of the calibration set was held out to train the projection."""
+def warn_untrained(metric: str) -> None:
+    """Warn that no projection is learned, and what is compared without one."""
+    compared = "the directions of the embeddings" if metric == "unit" else "the embeddings as they are"
     warn(
-        f"No training set was given: {n_training} of the {n_training + n_support} samples were held out to train the "
-        f"projection, {n_support} are support.",
-        HeldOutWarning,
-        remedy='Pass train_embeddings and train_labels to use all of them, or projection="identity" to train none.',
+        f"No training set was given: no projection is learned, and distances are those of {compared}.",
+        KcalWarning,
+        remedy=f'Pass train_embeddings and train_labels, or projection="{metric}" if this is what you want.',
     )

@@ -27,13 +27,13 @@ import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import Shapes, fitted
+from kcal.calibrators.base import fitted
 from kcal.calibrators.class_scores import average_ties, rank_of_label, sort_classes, unsort_classes
-from kcal.calibrators.logits import Floats, LogitCalibrator, LogitModel
+from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer
 from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.errors import MissingExtraError
 from kcal.progress import progress_bar
-from kcal.samples import Samples
+from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_integer, parameter
 
 MAX_ITERATIONS = 1000
@@ -70,22 +70,13 @@ class GaussianProcessModel(LogitModel):
     """The posterior of the latent function, and the draws of the prediction."""
 
     ignores_class_order: ClassVar[bool] = True
-    shapes: ClassVar[Shapes] = {
-        "inducing": ("n_points",),
-        "mean": ("n_points",),
-        "deviation": ("n_points",),
-        "whitening": ("n_points", "n_points"),
-        "normals": ("n_draws", "n_classes"),
-        "variance": (),
-        "lengthscale": (),
-    }
-    inducing: torch.Tensor  # Z
-    mean: torch.Tensor  # a
-    deviation: torch.Tensor  # c
-    whitening: torch.Tensor  # L⁻¹
-    normals: torch.Tensor  # standard normal numbers
-    variance: torch.Tensor
-    lengthscale: torch.Tensor
+    inducing: torch.Tensor = buffer("n_points")  # Z
+    mean: torch.Tensor = buffer("n_points")  # a
+    deviation: torch.Tensor = buffer("n_points")  # c
+    whitening: torch.Tensor = buffer("n_points", "n_points")  # L⁻¹
+    normals: torch.Tensor = buffer("n_draws", "n_classes")  # standard normal numbers
+    variance: torch.Tensor = buffer()
+    lengthscale: torch.Tensor = buffer()
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -104,14 +95,6 @@ class GaussianProcessModel(LogitModel):
     def entries_per_row(self) -> int:
         """Return the number of latent values, or of covariances."""
         return max(len(self.normals), len(self.inducing)) * self.normals.shape[1]
-
-    def summary(self) -> dict[str, str]:
-        """Return the covariance for display."""
-        return {
-            "lengthscale": f"{float(self.lengthscale):.3g}",
-            "variance": f"{float(self.variance):.3g}",
-            "inducing points": str(len(self.inducing)),
-        }
 
 
 def sorted_scores(log_probs: torch.Tensor, representation: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,7 +179,7 @@ class GaussianProcessCalibration(LogitCalibrator):
     """
 
     method = "gp"
-    model_class = GaussianProcessModel
+    _model_class = GaussianProcessModel
     lengthscale_ = fitted("lengthscale")
     variance_ = fitted("variance")
     inducing_points: int = parameter(10, check_integer, minimum=1, maximum=MAX_INDUCING_POINTS)
@@ -230,11 +213,8 @@ def import_gpytorch() -> ModuleType:
             warnings.simplefilter("ignore", DeprecationWarning)  # gpytorch scripts a function that is not used here
             import gpytorch
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("gpytorch", "linear_operator"):
-            raise
-        raise MissingExtraError(
-            "Gaussian-process calibration is built on gpytorch, which is not installed. Run: pip install 'kcal[gp]'"
-        ) from error
+        message = "Gaussian-process calibration is built on gpytorch, which is not installed: pip install 'kcal[gp]'"
+        raise MissingExtraError(message) from error
     module: ModuleType = gpytorch
     return module
 

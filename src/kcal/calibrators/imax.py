@@ -20,19 +20,17 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from kcal.calibrators.class_scores import (
-    Floats,
-    ScoreMaps,
+    fit_maps,
     fitted_maps,
-    network_log_probs,
     pick,
     places,
     replace_top,
     rounded_log_odds,
     top_accuracy,
 )
-from kcal.calibrators.logits import MAX_BINS, LogitCalibrator, LogitModel
+from kcal.calibrators.logits import MAX_BINS, LogitCalibrator, LogitModel, buffer, to_log_probs
 from kcal.calibrators.one_vs_rest import bin_rates
-from kcal.samples import Samples
+from kcal.samples import Floats, Samples
 from kcal.validation import check_choice, check_integer, parameter
 
 FORMS = ("shared", "classwise", "top")
@@ -47,26 +45,24 @@ SAME_SCORE = 1e-12  # distance below which scores are the same
 class IMaxModel(LogitModel):
     """Bins of log-odds and their rates: one set for all classes or the top class, or one per class."""
 
-    def __init__(self, *, form: str, tables: dict[str, list[int]], **config: Any) -> None:
-        super().__init__(form=form, tables=tables, **config)
-        self.form, self.maps = form, ScoreMaps(tables)
+    boundaries: torch.Tensor = buffer("n_maps", "n_boundaries")
+    rates: torch.Tensor = buffer("n_maps", "n_bins")
+
+    def __init__(self, *, form: str, **config: Any) -> None:
+        super().__init__(form=form, **config)
+        self.form = form
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
         scores = rounded_log_odds(log_probs)
         if self.form == "top":
-            top = self.rates(scores.amax(dim=1, keepdim=True))[:, 0]
+            top = self.rates_at(scores.amax(dim=1, keepdim=True))[:, 0]
             return replace_top(log_probs, torch.log(top), torch.log1p(-top))
-        return torch.log_softmax(torch.logit(self.rates(scores)), dim=1)
+        return torch.log_softmax(torch.logit(self.rates_at(scores)), dim=1)
 
-    def rates(self, scores: torch.Tensor) -> torch.Tensor:
+    def rates_at(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the rate of the bin of each score; a score at a boundary belongs to the upper bin."""
-        tables = self.maps.tables()
-        return pick(tables["rates"], places(tables["boundaries"], scores, or_equal=True))
-
-    def summary(self) -> dict[str, str]:
-        """Return form and number of bins for display."""
-        return {"form": self.form, "bins": ", ".join(str(len(rates)) for rates in self.maps.arrays("rates")[:5])}
+        return pick(self.rates, places(self.boundaries, scores, or_equal=True))
 
 
 class IMaxBinning(LogitCalibrator):
@@ -98,7 +94,7 @@ class IMaxBinning(LogitCalibrator):
 
     method = "imax"
     pools_network = True
-    model_class = IMaxModel
+    _model_class = IMaxModel
     boundaries_ = fitted_maps("boundaries")
     rates_ = fitted_maps("rates")
     form: str = parameter("shared", check_choice, choices=FORMS)
@@ -112,10 +108,10 @@ class IMaxBinning(LogitCalibrator):
         rows, kind = self._check_rows(X)
         model: Any = self.model_
         with torch.inference_mode():
-            log_probs = network_log_probs(rows.to(model.device), model.representation)
+            log_probs = to_log_probs(rows.to(model.device), model.representation)
             if model.form == "top":
                 return kind.restore(torch.exp(model.log_probs(log_probs)))
-            return kind.restore(model.rates(rounded_log_odds(log_probs)))
+            return kind.restore(model.rates_at(rounded_log_odds(log_probs)))
 
     @property
     def fits_each_class(self) -> bool:
@@ -127,10 +123,8 @@ class IMaxBinning(LogitCalibrator):
         if self.form == "top":
             scores = scores.max(axis=1, keepdims=True)
             targets = top_accuracy(samples.logits, samples.codes)[:, None]
-        maps = ScoreMaps.fit(self._fit_bins, scores, targets, samples.weights, shared=self.form == "shared")
-        model = IMaxModel(form=self.form, tables=maps.shapes)
-        model.maps = maps
-        return model
+        tables = fit_maps(self._fit_bins, scores, targets, samples.weights, shared=self.form == "shared")
+        return IMaxModel.build(form=self.form, **tables)
 
     def _fit_bins(self, scores: Floats, targets: Floats, weights: Floats) -> dict[str, Floats]:
         """Return boundaries and rates; every class starts from the same draws, so that their order plays no part."""

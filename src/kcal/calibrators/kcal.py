@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -17,19 +18,26 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from kcal.calibrators.base import CalibratorState, check_at_least_two, fitted
+from kcal.calibrators.base import (
+    EXAMPLE_ROWS,
+    CalibratorState,
+    LoadArgumentError,
+    Tags,
+    Tensors,
+    fitted,
+)
 from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, select_one_se
 from kcal.calibrators.explain import Attribution, attribute_kcal
 from kcal.calibrators.fit_warnings import (
     too_few_samples,
-    warn_held_out,
     warn_missing_classes,
     warn_sparse_support,
     warn_training_rows,
+    warn_untrained,
 )
-from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator, from_stored, to_stored
-from kcal.calibrators.kernel_model import KernelModel, compares_lengths, sorted_support
-from kcal.calibrators.online import BandwidthRecord, Counters, check_updates, with_record
+from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator, to_stored
+from kcal.calibrators.kernel_model import KernelModel, compares_lengths, example_rows
+from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.errors import BandwidthWarning, InvalidInputError
 from kcal.kernels import (
@@ -44,6 +52,7 @@ from kcal.kernels import (
     leave_out_rule,
     mean_log_loss,
     size_of_rarest_class,
+    sorted_support,
 )
 from kcal.modes import with_gradients
 from kcal.projection import (
@@ -58,14 +67,15 @@ from kcal.projection import (
     check_dimension,
     check_projection,
     find_projection,
+    frozen_copy,
     get_recipe,
-    log_lengths,
     needs_training,
     project,
 )
 from kcal.samples import MAX_FOLDS, Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import (
+    ArrayKind,
     check_choice,
     check_integer,
     check_matrix,
@@ -86,7 +96,6 @@ MAX_COMPARED = 6_000
 """Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 MAX_ALONE = 0.3
 """Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
-TRAINING_RESULTS = ("training_curve_", "checkpoint_step_", "checkpoint_losses_")
 LOWEST_LOG_PROB = -1e8
 """Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
 
@@ -191,10 +200,11 @@ class KCal(KernelCalibrator):
     kernel : str
         A mother kernel: "rbf", "laplace", "matern32", "matern52", "epanechnikov", "biweight", "triweight". The
         projection is always trained with "rbf".
-    projection : "skip", "linear", "unit", "identity", TrainedProjection or nn.Module
-        Π. "skip" is the paper's, "linear" is KCal-Linear, "unit" learns nothing and compares directions. A module is
-        copied, and trained unless it is frozen. A :class:`~kcal.projection.TrainedProjection` is used without further
-        training: pass one in pipelines and cross-validation, where a training set cannot be passed to ``fit``.
+    projection : "residual", "linear", "unit", "identity", TrainedProjection or nn.Module
+        Π. "residual" is the paper's, r + V·ELU(r) of a linear map r; "linear" is KCal-Linear; "unit" learns nothing and
+        compares directions. A module is copied, and trained unless it is frozen. A
+        :class:`~kcal.projection.TrainedProjection` is used without further training: pass one in pipelines and
+        cross-validation, where a training set cannot be passed to ``fit``.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
         How Π is trained.
     bandwidth : "cv", "published", "rule" or float
@@ -213,8 +223,8 @@ class KCal(KernelCalibrator):
         Where the search starts; it is widened where necessary. By default the published interval, [0.224, 2.236], in
         units of the spread of the projected samples.
     bandwidth_reference : (float, float), optional
-        (b₀, m₀) for the rule: an earlier bandwidth, and the size of the rarest class at that time, as
-        ``bandwidth_reference_`` holds them.
+        (b₀, m₀) for the rule: an earlier bandwidth, and the size of the rarest class at that time, as a record of
+        ``bandwidth_history_`` has them.
     bandwidth_exponent : float, optional
         Exponent of m in the rule, between −1 and 0; by default that of the theory, −1/(d+4).
         :func:`~kcal.kernels.fit_bandwidth_law` fits it to several searches.
@@ -241,8 +251,6 @@ class KCal(KernelCalibrator):
         The fitted model: everything that predictions need.
     bandwidth_ : float
         b in use.
-    bandwidth_reference_ : (float, float)
-        b in use and the size of the rarest class, the reference for a later fit by the rule.
     bandwidth_curve_ : BandwidthCurve or None
         Every bandwidth tried by the latest search, with its loss; None between searches.
     bandwidth_history_ : tuple of BandwidthRecord
@@ -250,14 +258,14 @@ class KCal(KernelCalibrator):
     projection_ : nn.Module
         Π in use.
     training_curve_ : TrainingCurve or None
-        Loss of the projection's training.
+        Loss of the projection's training, and the checkpoint that was chosen.
     support_size_ : int
         Number of support points.
     compression_ : Compression or None
         How the samples became fewer support points, with the out-of-fold loss and the smallest cluster.
     support_indices_ : array
-        Rows of ``X`` that became support: all of them, unless a part was held out to learn the projection; none if the
-        support was merged or compressed. After updates −1: ``ids_`` tells the samples apart.
+        Rows of ``X`` that became support: all of them; none if the support was merged or compressed. After updates −1:
+        ``ids_`` tells the samples apart.
     ids_ : array or None
         Identifiers of the support rows; after updates those that ``correct`` and ``forget`` take.
     leave_one_out_proba_ : array
@@ -280,10 +288,11 @@ class KCal(KernelCalibrator):
     inputs: ClassVar[str] = "embeddings"
     method: ClassVar[str] = "kcal"
 
-    model_class = KCalModel
+    _model_class = KCalModel
+    _stored_records = (*KernelCalibrator._stored_records, FastRecipe, PaperRecipe, TrainingCurve)
     projection_ = fitted("projection")
     compression_ = fitted("compression")
-    projection: Any = "skip"
+    projection: Any = "residual"
     dimension: int | str = "auto"
     recipe: str | Recipe = "fast"
     kernel: str = "rbf"
@@ -296,8 +305,6 @@ class KCal(KernelCalibrator):
     support: str = parameter("all", check_choice, choices=("all", "merged"))
     min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_POINTS)
     training_curve_: TrainingCurve | None = field(init=False)
-    checkpoint_step_: int | None = field(init=False)
-    checkpoint_losses_: tuple[float, ...] = field(init=False)
     _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
 
     @classmethod
@@ -334,8 +341,9 @@ class KCal(KernelCalibrator):
         y : (n,) array
             Their labels, of any type.
         train_embeddings, train_labels : (m, h) and (m,) arrays, optional
-            Embeddings and labels of the network's training set, to learn the projection from. Without them, a
-            stratified half of ``X`` (by groups, if given) is held out for it, with a warning.
+            Embeddings and labels of the network's training set, to learn the projection from. Without them none is
+            learned, and a warning says what is compared instead: directions of the embeddings ("unit"), or with fewer
+            than 16 features, or on logits, the rows themselves ("identity").
         groups, train_groups : arrays, optional
             Patients, speakers, sites: a sample is never predicted from its own group.
         sample_weight : (n,) array, optional
@@ -347,18 +355,13 @@ class KCal(KernelCalibrator):
         """
         self._begin_fit()
         rows, kind = self._check_rows(X, fitting=True)
-        embeddings = self.as_embeddings(rows)
+        embeddings = self._as_embeddings(rows)
         training = self._check_training_set(train_embeddings, train_labels, train_groups, embeddings)
         known_labels = [] if training is None else [training.labels]
         if isinstance(self.projection, TrainedProjection):
             known_labels = [self.projection.classes]
         given = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
-        samples = check_samples(embeddings, y, known_labels=known_labels, **given)
-        check_at_least_two(samples.classes, type(self).__name__)
-        prints, lengths = row_fingerprints(rows), log_lengths(embeddings).cpu().numpy()
-        samples = replace(samples, fingerprints=prints, log_lengths=lengths)
-        if training is None and self.uses_training_set:
-            training, samples = hold_out_half(samples, self.seed)
+        samples = self._check_samples(rows, embeddings, y, known_labels=known_labels, **given)
         self._check_support(samples, training)
 
         folds = self._n_folds(samples)
@@ -368,18 +371,14 @@ class KCal(KernelCalibrator):
         if too_few_samples(n_counted, samples.n_classes):
             warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
         chosen = (self._bandwidth_choice(samples).fixed_source,) if curve is None else ("search", curve.loss)
-        fit = Fit(
-            model=model,
-            classes=samples.classes,
-            fingerprints=np.sort(prints),
-            samples=samples.without_rows(),
-            counters=Counters.of(samples),
-            history=(self._record(samples, len(samples), model.bandwidth, *chosen),),
+        fit = Fit.of(
+            model,
+            samples,
+            bandwidth_record(samples, len(samples), model.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
             kind=kind,
         )
-        self.training_curve_, self.checkpoint_step_ = found.curve, found.step
-        self.checkpoint_losses_ = found.checkpoint_losses
+        self.training_curve_ = found.curve
         self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
         return self
 
@@ -406,15 +405,10 @@ class KCal(KernelCalibrator):
         return self._add(X, y, logits=None, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
 
     @property
-    def uses_training_set(self) -> bool:
-        """Whether ``fit``, with the present parameters, learns from the network's training set."""
-        return needs_training(self.projection)
-
-    @property
-    def bandwidth_reference_(self) -> tuple[float, float]:
-        """The bandwidth b and the size of the rarest class, the reference for a later fit by the rule."""
-        record = self._latest().history[-1]
-        return record.bandwidth, record.size
+    def tags(self) -> Tags:
+        """What the calibrator takes and offers."""
+        learns = needs_training(self.projection)
+        return replace(super().tags, uses_training_set=learns, recipe=self._training_recipe())
 
     @property
     def leave_one_out_proba_(self) -> Any:
@@ -445,11 +439,11 @@ class KCal(KernelCalibrator):
             name: f"{loss:.4f}",
         }
 
-    def training_recipe(self) -> Recipe:
+    def _training_recipe(self) -> Recipe:
         """Return the recipe by which the projection is trained."""
         return get_recipe(self.recipe)
 
-    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+    def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the embeddings that the projection works on, (n, h), from rows of ``X``."""
         return rows
 
@@ -459,6 +453,15 @@ class KCal(KernelCalibrator):
         return BandwidthChoice(
             self.bandwidth, self.bandwidth_interval, self.bandwidth_reference, self.bandwidth_exponent, size
         )
+
+    def _check_inputs(
+        self, fit: Fit, X: Any, logits: Any
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]:
+        if logits is not None:
+            expected = f"are not an argument of {type(self).__name__}"
+            raise InvalidInputError("logits", expected, remedy="Leave them out.")
+        rows, kind = self._check_rows(X)
+        return (None, rows, kind) if self.inputs == "logits" else (rows, None, kind)
 
     # Fit
 
@@ -472,14 +475,14 @@ class KCal(KernelCalibrator):
         columns, names = column_names(embeddings), list(getattr(self, "feature_names_in_", []))
         if columns and names and columns != names:
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
-        if not self.uses_training_set:
+        if not needs_training(self.projection):
             expected = f"are of no use with projection={shown(self.projection)}: there is nothing to learn"
             raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
         is_logits = self.inputs == "logits"
         options: dict[str, Any] = {"columns": self.n_features_in_, "owner": "the calibration set", "logits": is_logits}
         checked = check_matrix(embeddings, "train_embeddings", **options)
         checked = check_scores(embeddings, checked, "logits") if is_logits else checked
-        rows = self.as_embeddings(checked).to(device=like.device, dtype=like.dtype)
+        rows = self._as_embeddings(checked).to(device=like.device, dtype=like.dtype)
         return check_samples(rows, labels, groups=groups, names=("train_labels", "train_groups"))
 
     def _check_support(self, samples: Samples, training: Samples | None) -> None:
@@ -530,36 +533,40 @@ class KCal(KernelCalibrator):
     def _find_projection(
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None, choice: BandwidthChoice
     ) -> FoundProjection:
-        """Return the projection; checkpoints are compared by the leave-out loss at the bandwidths that they would get.
-
-        The training of the paper is monitored by that at its own bandwidth, leaving out one sample or group.
-        """
-        kernel, recipe, index = get_kernel(self.kernel), self.training_recipe(), samples.spread_index(MAX_COMPARED)
+        """Return the projection; checkpoints are compared by the leave-out loss at their own bandwidths."""
+        projection = self.projection
+        if training is None and needs_training(projection):
+            projection = self._untrained(samples.embeddings.shape[1])
+        kernel, index = get_kernel(self.kernel), samples.spread_index(MAX_COMPARED)
         some, some_keys = samples.select(index), None if keys is None else keys[index]
         if training is not None:
             training = training.with_classes(samples.classes)
 
-        def support(part: Samples, module: nn.Module) -> SortedSupport:
-            return sorted_support(replace(part, embeddings=project(module, part.embeddings)))
-
         def score(module: nn.Module) -> float:
-            return choice.lowest_loss(LeaveOutLoss(support(some, module), kernel=kernel, keys=some_keys))
-
-        def monitor(module: nn.Module) -> float:
-            loss = LeaveOutLoss(support(samples, module), kernel=kernel, keys=samples.keys(), memory_budget=0)
-            return loss(recipe.bandwidth)
+            support = sorted_support(replace(some, embeddings=project(module, some.embeddings)))
+            return choice.lowest_loss(LeaveOutLoss(support, kernel=kernel, keys=some_keys))
 
         return find_projection(
-            self.projection,
+            projection,
             training,
             samples,
             dimension=self.dimension,
-            recipe=recipe,
+            recipe=self._training_recipe(),
             seed=self.seed,
             progress=self.progress,
             score=score,
-            monitor=monitor,
         )
+
+    def _untrained(self, n_features: int) -> str:
+        """Return the projection that takes the place of one to be learned, and warn; raise if nothing can."""
+        recipe = self._training_recipe()
+        if isinstance(self.projection, nn.Module) or isinstance(recipe, PaperRecipe):
+            what = "the module" if isinstance(self.projection, nn.Module) else "the paper's projection"
+            expected, remedy = f"are needed to train {what}", 'Pass them, or projection="unit", which learns nothing.'
+            raise InvalidInputError("train_embeddings", expected, remedy=remedy)
+        metric = "unit" if recipe.takes_directions(n_features) else "identity"
+        warn_untrained(metric)
+        return metric
 
     # Updates
 
@@ -578,18 +585,18 @@ class KCal(KernelCalibrator):
         choice, updates, last = self._bandwidth_choice(samples), check_updates(self.updates), fit.history[-1]
         fixed = choice.without_search(support.dimension)
         if fixed is not None:
-            return self._record(samples, n_updates, fixed, choice.fixed_source), None, False
+            return bandwidth_record(samples, n_updates, fixed, choice.fixed_source), None, False
         law = updates.law(fit.history, dimension=support.dimension, exponent=self.bandwidth_exponent)
         expected = None if law is None else law(choice.size)
         is_due = updates.is_due(fit.history, n_updates, samples.classes_seen)
         if is_due and search:
             is_due, curve = False, self._search(choice, samples, support, expected)
             if curve is not None:
-                return self._record(samples, n_updates, curve.bandwidth, "search", curve.loss), curve, False
+                return bandwidth_record(samples, n_updates, curve.bandwidth, "search", curve.loss), curve, False
         if last.n_updates == n_updates:
             return last, fit.curve, is_due
         bandwidth = last.bandwidth if expected is None else expected
-        return self._record(samples, n_updates, bandwidth, "law"), None, is_due
+        return bandwidth_record(samples, n_updates, bandwidth, "law"), None, is_due
 
     def _search(
         self, choice: BandwidthChoice, samples: Samples, support: SortedSupport, expected: float | None
@@ -607,14 +614,6 @@ class KCal(KernelCalibrator):
                 scan = samples.share_alone > MAX_ALONE
                 curve = choice.choose_near(expected, support, kernel=kernel, keys=keys, scan=scan)
         return None if curve is None else replace(curve, n_folds=folds)
-
-    def _record(
-        self, samples: Samples, n_updates: int, bandwidth: float, source: str, loss: float | None = None
-    ) -> BandwidthRecord:
-        """Return how a bandwidth was chosen."""
-        size, seen = self._bandwidth_choice(samples).size, tuple(samples.classes_seen)
-        counts: dict[str, Any] = {"n_samples": len(samples), "n_classes": len(seen), "n_updates": n_updates}
-        return BandwidthRecord(bandwidth, source, loss, size=size, **counts, classes=seen if source != "law" else ())
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         if lost and not self.smoothing:
@@ -635,6 +634,20 @@ class KCal(KernelCalibrator):
 
     # Files and parameters
 
+    @classmethod
+    def _model_parts(
+        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
+    ) -> dict[str, nn.Module]:
+        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
+        architecture = config["projection"]
+        if (architecture == OWN_MODULE) != ("projection" in parts):
+            expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
+            if architecture == OWN_MODULE:
+                expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
+                remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
+            raise LoadArgumentError("projection", expected, remedy=remedy)
+        return {"module": frozen_copy(parts["projection"], tensors["points"])} if "projection" in parts else {}
+
     def _stored_parameters(self) -> dict[str, Any]:
         stored = super()._stored_parameters()
         return stored if isinstance(self.projection, str) else {**stored, "projection": OWN_MODULE}
@@ -647,12 +660,11 @@ class KCal(KernelCalibrator):
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, tensors = super()._extra_state()
-        return values | {name: to_stored(getattr(self, name)) for name in TRAINING_RESULTS}, tensors
+        return values | {"training_curve": to_stored(self.training_curve_)}, tensors
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         super()._restore_fit(state, model, classes)
-        for name in TRAINING_RESULTS:
-            setattr(self, name, from_stored(state.values[name]))
+        self.training_curve_ = self._from_stored(state.values["training_curve"])
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -670,7 +682,7 @@ class KCal(KernelCalibrator):
             raise InvalidInputError("support", 'must be "all" with bandwidth="published"', got='"merged"')
         check_bandwidth(self.bandwidth, self.bandwidth_reference)
         for name in ("bandwidth_interval", "bandwidth_reference"):
-            check_pair(getattr(self, name), name)
+            check_positive_pair(getattr(self, name), name)
         if self.bandwidth_interval is not None and not self.bandwidth_interval[0] < self.bandwidth_interval[1]:
             expected, got = "must be (low, high) with 0 < low < high", shown(self.bandwidth_interval)
             raise InvalidInputError("bandwidth_interval", expected, got=got)
@@ -688,13 +700,18 @@ class KCalLogits(KCal):
     inputs: ClassVar[str] = "logits"
     method: ClassVar[str] = "kcal-logits"
 
-    def as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
+    def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
+        """Return made-up logits like those of the calibration set; their projections lie among the support points."""
+        rows = example_rows(self._latest().complete, n_rows, max(self.n_features_in_, 2))
+        return {"logits": rows[:, 1:] - rows[:, :1] if self.n_features_in_ == 1 else rows}  # one column: the log-odds
+
+    def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the log-softmax of logits, (n, n_columns), bounded below."""
         return bounded_log_softmax(rows)
 
-    def training_recipe(self) -> Recipe:
+    def _training_recipe(self) -> Recipe:
         """Return the recipe of the projection; by default it keeps the length of the rows."""
-        recipe = super().training_recipe()
+        recipe = super()._training_recipe()
         if isinstance(recipe, FastRecipe) and recipe.unit_length == "auto":
             return replace(recipe, unit_length=False)
         return recipe
@@ -706,20 +723,6 @@ def bounded_log_softmax(rows: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(wide, dim=1).clamp_min(LOWEST_LOG_PROB).to(rows.dtype)
 
 
-def hold_out_half(samples: Samples, seed: int) -> tuple[Samples, Samples]:
-    """Return half of the calibration set to train a projection on, and the samples that are left; warn of it."""
-    n_groups = None if samples.groups is None else len(np.unique(samples.groups))
-    if n_groups is not None and n_groups < 4:
-        expected = "must be at least four to hold out half of them for the projection"
-        raise InvalidInputError("groups", expected, got=str(n_groups), remedy="Pass a training set.")
-    training, kept = samples.halves(seed)
-    if len(np.unique(training.codes)) < 2:
-        expected = f"are needed: half of {len(samples)} samples holds fewer than two classes to learn from"
-        raise InvalidInputError("train_embeddings", expected, remedy='Pass them, or projection="identity".')
-    warn_held_out(len(training), len(kept))
-    return training, kept
-
-
 def check_bandwidth(bandwidth: Any, reference: Any) -> None:
     """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
     if isinstance(bandwidth, str) and bandwidth == "rule" and reference is None:
@@ -729,7 +732,7 @@ def check_bandwidth(bandwidth: Any, reference: Any) -> None:
         check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
 
 
-def check_pair(pair: Any, name: str) -> None:
+def check_positive_pair(pair: Any, name: str) -> None:
     """Raise if a pair is neither None nor a tuple or list of two positive numbers."""
     if pair is None:
         return

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -14,16 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     CalibrationModel,
     Calibrator,
     CalibratorState,
-    LoadArgumentError,
     Prediction,
-    Tensors,
+    Tags,
+    check_at_least_two,
     contains_rows,
     decode_classes,
     encode_classes,
@@ -37,8 +35,8 @@ from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
-from kcal.projection import OWN_MODULE, FastRecipe, PaperRecipe, TrainingCurve, frozen_copy, log_lengths
-from kcal.samples import Samples, code_groups, relative_weights
+from kcal.projection import log_lengths
+from kcal.samples import Samples, check_samples, code_groups, relative_weights
 from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
@@ -53,16 +51,6 @@ from kcal.validation import (
 )
 
 Index = NDArray[np.int64]
-RECORDS: tuple[type[Any], ...] = (
-    Updates,
-    BandwidthRecord,
-    BandwidthCurve,
-    Counters,
-    FastRecipe,
-    PaperRecipe,
-    TrainingCurve,
-)
-"""Dataclasses that files may have, as objects of JSON with the name of the class."""
 STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logits")
 """Columns of samples in a file; labels and points are those of the model."""
 
@@ -82,6 +70,19 @@ class Fit:
     version: int = 0  # of the table of samples; −1 if too few samples are left
     is_search_due: bool = False
 
+    @classmethod
+    def of(cls, model: Any, samples: Samples, record: BandwidthRecord, **others: Any) -> Fit:
+        """Return the results of a fit to samples, with how its bandwidth was chosen."""
+        return cls(
+            model=model,
+            classes=samples.classes,
+            fingerprints=np.sort(samples.fingerprints),
+            samples=samples.without_rows(),
+            counters=Counters.of(samples),
+            history=(record,),
+            **others,
+        )
+
     @cached_property
     def complete(self) -> Any:
         """The model with the reference of its evidence, which predictions do not need."""
@@ -95,18 +96,18 @@ class Fit:
 class KernelCalibrator(Calibrator):
     """Base class of the methods with a kernel density estimate over projected embeddings.
 
-    A method declares its parameters as fields, names its ``model_class``, assigns a :class:`Fit` at the end of ``fit``,
-    and returns another one of changed samples in ``_rebuild``. Attributes follow updates at once: reading one builds
-    the model if samples have changed; those of the bandwidth are of the latest model that was built.
+    A method declares its parameters as fields, names its ``_model_class``, assigns a :class:`Fit` at the end of
+    ``fit``, and returns another one of changed samples in ``_rebuild``. Attributes follow updates at once: reading
+    one builds the model if samples have changed; those of the bandwidth are of the latest model that was built.
     """
 
-    has_evidence: ClassVar[bool] = True
-    has_explanations: ClassVar[bool] = True
-    learns_online: ClassVar[bool] = True
+    _tags: ClassVar[Tags] = Tags(has_evidence=True, has_explanations=True, learns_online=True, has_support=True)
     _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
     _known_rows_remedy: ClassVar[str] = ""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table")
+    _stored_records: ClassVar[tuple[type[Any], ...]] = (Updates, BandwidthRecord, BandwidthCurve, Counters)
+    """Dataclasses that files may have, as objects of JSON with the name of the class."""
     _opening: ClassVar[Any] = threading.Lock()
     prior: Any = None
     seed: int = 0
@@ -188,6 +189,13 @@ class KernelCalibrator(Calibrator):
             check_is_fitted(self)
         return self._fit
 
+    def _check_samples(self, rows: torch.Tensor, embeddings: torch.Tensor, y: Any, **given: Any) -> Samples:
+        """Return the samples of a fit, with what updates and evidence need of them."""
+        samples = check_samples(embeddings, y, **given)
+        check_at_least_two(samples.classes, type(self).__name__)
+        lengths = log_lengths(embeddings).cpu().numpy()
+        return replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths)
+
     # Predictions, evidence, explanations
 
     def _predict(self, X: Any, logits: Any) -> Prediction:
@@ -201,15 +209,11 @@ class KernelCalibrator(Calibrator):
         rows = next(part for part in inputs if part is not None)
         warn_known_rows(contains_rows(fit.fingerprints, rows), self._known_rows_remedy)
 
+    @abstractmethod
     def _check_inputs(
         self, fit: Fit, X: Any, logits: Any
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]:
         """Return checked embeddings and logits, None for what the method does not take, and the kind of ``X``."""
-        if logits is not None:
-            expected = f"are not an argument of {type(self).__name__}"
-            raise InvalidInputError("logits", expected, remedy="Leave them out.")
-        rows, kind = self._check_rows(X)
-        return (None, rows, kind) if self.inputs == "logits" else (rows, None, kind)
 
     @without_autocast()
     def log_evidence(self, X: Any) -> Any:
@@ -219,7 +223,7 @@ class KernelCalibrator(Calibrator):
         """
         estimate = self._latest().model.estimate
         rows, kind = self._check_rows(X)
-        with torch.no_grad():
+        with torch.no_grad(), threads_for(0):
             return kind.restore(estimate.log_density(estimate.class_sums(estimate.rows(rows, rows))))
 
     @without_autocast()
@@ -235,7 +239,7 @@ class KernelCalibrator(Calibrator):
         """
         estimate = self._latest().complete.estimate
         rows, kind = self._check_rows(X)
-        with torch.no_grad():
+        with torch.no_grad(), threads_for(0):
             return kind.restore(estimate.evidence_of(rows, rows))
 
     @without_autocast()
@@ -257,16 +261,12 @@ class KernelCalibrator(Calibrator):
         *inputs, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
         self._warn_known_rows(fit, *inputs)
-        with torch.no_grad():
+        with torch.no_grad(), threads_for(0):
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
-        estimate, n_features = self._latest().complete.estimate, self.n_features_in_
-        if self.inputs != "logits":
-            return {"embeddings": example_rows(estimate, n_rows, n_features)}
-        rows = example_rows(estimate, n_rows, max(n_features, 2))
-        return {"logits": rows[:, 1:] - rows[:, :1] if n_features == 1 else rows}  # one column: the log-odds
+        return {"embeddings": example_rows(self._latest().complete.estimate, n_rows, self.n_features_in_)}
 
     # Other calibrators made from this one
 
@@ -347,7 +347,7 @@ class KernelCalibrator(Calibrator):
         """Return a fitted calibrator with the present samples that later updates do not change.
 
         Without ``search``, a search (of a blend: a fit) that is due is left out. ``ids`` are new identifiers of the
-        samples, in the order of ``current_ids_``.
+        samples, in the order of their arrival.
         """
         fit = replace(self._latest(search=search, wait=True), is_search_due=False)
         other = copy(self)
@@ -416,36 +416,6 @@ class KernelCalibrator(Calibrator):
         self._latest(search=search)
         return self
 
-    @property
-    def is_search_due_(self) -> bool:
-        """Whether the latest model waits for a search, which :meth:`refresh` makes."""
-        return self._built().is_search_due
-
-    @property
-    def has_groups_(self) -> bool:
-        """Whether the samples have groups: new ones need them too."""
-        return self._samples_of(self._built()).groups is not None
-
-    @property
-    def has_own_ids_(self) -> bool:
-        """Whether the fit was given ids; otherwise samples are known by the numbers of their rows."""
-        return self._built().counters.own_ids
-
-    @property
-    def current_ids_(self) -> list[Any]:
-        """Identifiers of the samples after all updates."""
-        table = self._open_table()
-        with table.lock:
-            table.prune(check_updates(self.updates))
-            return list(table.ids)
-
-    @property
-    def samples_(self) -> Samples:
-        """The samples after all updates, in the order of their arrival; their ``embeddings`` are projected."""
-        table = self._open_table()
-        with table.lock:
-            return table.samples(check_updates(self.updates))
-
     def _add(self, X: Any, y: Any, *, logits: Any, classes: Any, ids: Any, groups: Any, sample_weight: Any) -> Self:
         """Add samples to a fitted calibrator."""
         table, fit = self._open_table(), self._fit
@@ -479,7 +449,7 @@ class KernelCalibrator(Calibrator):
         """Warn of classes whose last sample has left, where that changes what can be predicted."""
 
     def _samples_of(self, fit: Fit) -> Samples:
-        """Return the samples of a fit; raise if there are none that could change."""
+        """Return the samples of a fit; raise if it keeps no samples that can be updated."""
         if fit.samples is None:
             raise InvalidInputError(
                 "calibrator",
@@ -557,9 +527,8 @@ class KernelCalibrator(Calibrator):
             state = {**state, "_fit": fit, "_table": None}
         return state
 
-    def state(self) -> CalibratorState:
-        """Return the content of the fitted calibrator."""
-        return super(KernelCalibrator, self.snapshot()).state()
+    def _state(self) -> CalibratorState:
+        return super(KernelCalibrator, self.snapshot())._state()
 
     def _stored_parameters(self) -> dict[str, Any]:
         stored = {name: to_stored(value) for name, value in self.get_params(deep=False).items()}
@@ -570,21 +539,15 @@ class KernelCalibrator(Calibrator):
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
-        return {name: from_stored(value) for name, value in stored.items()} | {"prior": stored["prior"]}
+        return {name: cls._from_stored(value) for name, value in stored.items()} | {"prior": stored["prior"]}
 
     @classmethod
-    def _model_parts(
-        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
-    ) -> dict[str, nn.Module]:
-        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
-        architecture = config.get("estimate", config)["projection"]
-        if (architecture == OWN_MODULE) != ("projection" in parts):
-            expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
-            if architecture == OWN_MODULE:
-                expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
-                remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
-            raise LoadArgumentError("projection", expected, remedy=remedy)
-        return {"module": frozen_copy(parts["projection"], tensors["points"])} if "projection" in parts else {}
+    def _from_stored(cls, value: Any) -> Any:
+        """Return the value that :func:`to_stored` stored."""
+        if isinstance(value, dict):
+            kind = {record.__name__: record for record in cls._stored_records}[value["record"]]
+            return kind(**{name: cls._from_stored(entry) for name, entry in value.items() if name != "record"})
+        return tuple(map(cls._from_stored, value)) if isinstance(value, list) else value
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, samples = self._fit, self._fit.samples
@@ -605,7 +568,7 @@ class KernelCalibrator(Calibrator):
         if len(classes) != estimate.n_classes:
             raise FileFormatError("the stored classes do not fit the model.")
         samples = None if values["samples"] is None else read_samples(state, estimate.support, classes)
-        history, curve, counters = (from_stored(values[name]) for name in ("history", "curve", "counters"))
+        history, curve, counters = (self._from_stored(values[name]) for name in ("history", "curve", "counters"))
         if curve is not None:
             curve = replace(curve, bandwidths=np.array(curve.bandwidths), losses=np.array(curve.losses))
         if not all(isinstance(record, BandwidthRecord) for record in history) or not isinstance(counters, Counters):
@@ -625,6 +588,37 @@ class KernelCalibrator(Calibrator):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         check_updates(self.updates)
+
+
+@dataclass(frozen=True)
+class OnlineState:
+    """What there is to know before samples of a fitted calibrator change."""
+
+    has_own_ids: bool  # whether the fit was given ids; otherwise samples are known by the numbers of their rows
+    has_groups: bool  # whether the samples have groups: new ones need them too
+    is_search_due: bool  # whether the latest model waits for a search, which ``refresh`` makes
+
+
+def online_state(calibrator: KernelCalibrator) -> OnlineState:
+    """Return the state of a fitted calibrator; raise if its samples cannot be updated."""
+    fit = calibrator._built()
+    has_groups = calibrator._samples_of(fit).groups is not None
+    return OnlineState(fit.counters.own_ids, has_groups, fit.is_search_due)
+
+
+def online_ids(calibrator: KernelCalibrator) -> list[Any]:
+    """Return the ids of the samples after all updates, in the order of their arrival."""
+    table = calibrator._open_table()
+    with table.lock:
+        table.prune(check_updates(calibrator.updates))
+        return list(table.ids)
+
+
+def online_samples(calibrator: KernelCalibrator) -> Samples:
+    """Return the samples after all updates, in the order of their arrival; their ``embeddings`` are projected."""
+    table = calibrator._open_table()
+    with table.lock:
+        return table.samples(check_updates(calibrator.updates))
 
 
 def is_current(fit: Fit, table: SampleTable, *, search: bool) -> bool:
@@ -665,18 +659,10 @@ def read_samples(state: CalibratorState, support: Any, classes: NDArray[Any]) ->
 
 def to_stored(value: Any) -> Any:
     """Return a value with objects of JSON in place of records, and lists in place of tuples."""
-    if isinstance(value, RECORDS):
+    if is_dataclass(value):
         named = {entry.name: to_stored(getattr(value, entry.name)) for entry in fields(value)}
         return {"record": type(value).__name__, **named}
     return [to_stored(entry) for entry in value] if isinstance(value, tuple | list) else value
-
-
-def from_stored(value: Any) -> Any:
-    """Return the value that :func:`to_stored` stored."""
-    if isinstance(value, dict):
-        kind = {record.__name__: record for record in RECORDS}[value["record"]]
-        return kind(**{name: from_stored(entry) for name, entry in value.items() if name != "record"})
-    return tuple(map(from_stored, value)) if isinstance(value, list) else value
 
 
 def _names(ids: Any) -> list[Any]:

@@ -25,7 +25,7 @@ from torch import nn
 from kcal.calibrators.base import CalibrationModel
 from kcal.calibrators.class_scores import places
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule, sort_support
+from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule, sorted_support
 from kcal.projection import OWN_MODULE, architecture_of, ignores_length, log_lengths, new_projection, project
 from kcal.samples import Samples
 from kcal.validation import check_number, computing_dtype
@@ -85,6 +85,7 @@ class KernelModel(CalibrationModel):
 
     holds_samples = True
     max_block_entries: ClassVar[int] = MAX_SUMS
+    shares_blocks: ClassVar[bool] = False
     points: torch.Tensor  # (n_points, d), sorted by class
     codes: torch.Tensor  # (n_points,), class of each point
     order: torch.Tensor  # (n_points,), position of each point in the fit
@@ -280,14 +281,6 @@ class KernelModel(CalibrationModel):
                 self.prepare()
 
 
-def sorted_support(samples: Samples) -> SortedSupport:
-    """Return samples with projected embeddings as support of the kernel sums."""
-    points = samples.embeddings
-    codes = torch.as_tensor(samples.codes, device=points.device)
-    weights = torch.as_tensor(samples.weights / samples.weights.max()).to(points)  # sums in single precision stay small
-    return sort_support(points, codes, samples.n_classes, weights)
-
-
 def support_state(support: SortedSupport) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
     """Return the configuration and the buffers of a support of single samples."""
     sizes = {"n_points": len(support), "n_samples": len(support.counted), "n_classes": support.n_classes}
@@ -333,7 +326,7 @@ def share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool
 
 
 def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
-    """Return embeddings in the precision in which they are computed; raise if there are none."""
+    """Return embeddings in the precision in which they are computed; raise for an empty array."""
     if embeddings is None:
         raise InvalidInputError("embeddings", "are needed by this module", got="None")
     return embeddings.to(computing_dtype(embeddings.dtype))

@@ -29,14 +29,15 @@ from kcal.calibrators.base import (
     contains_rows,
     example_logits,
 )
-from kcal.calibrators.class_scores import network_log_probs, sort_classes, unsort_classes
-from kcal.calibrators.fit_warnings import warn_known_rows, warn_missing_classes, warn_without_errors
+from kcal.calibrators.class_scores import sort_classes, unsort_classes
+from kcal.calibrators.fit_warnings import warn_few_samples, warn_known_rows, warn_missing_classes, warn_without_errors
 from kcal.calibrators.temperature_prior import scaled_network
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
 from kcal.samples import Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import (
+    ALMOST_ZERO,
     check_choice,
     check_labels,
     check_matrix,
@@ -50,12 +51,20 @@ from kcal.validation import (
     warn_probabilities,
 )
 
-Codes = NDArray[np.int64]
-Floats = NDArray[np.float64]
-
+LENGTHS = ("n_bins", "n_folds", "n_points")
+"""Lengths that a summary shows."""
 MAX_PENALTY = 1e12
 MAX_BINS = 100_000
-NAME_COLUMNS = "pass fit(..., classes=...) with the label of every column, in order."
+NAME_COLUMNS = "Pass fit(..., classes=...) with the label of every column, in order."
+
+
+class Buffer(tuple[int | str, ...]):
+    """The shape of a declared buffer."""
+
+
+def buffer(*lengths: int | str) -> Any:
+    """Declare a buffer of a model, in double precision: lengths, or names such as "n_classes"; none for a number."""
+    return Buffer(lengths)
 
 
 class LogitModel(CalibrationModel):
@@ -67,6 +76,13 @@ class LogitModel(CalibrationModel):
 
     ignores_class_order: ClassVar[bool] = False
     """Whether permuting the classes permutes the log-probabilities to the last bit."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        declared = {name: shape for name, shape in vars(cls).items() if isinstance(shape, Buffer)}
+        cls.shapes = {**cls.shapes, **declared}
+        for name in declared:
+            delattr(cls, name)  # the name is that of the buffer
 
     def __init__(
         self,
@@ -106,17 +122,36 @@ class LogitModel(CalibrationModel):
         parts = [log1p(-self.network_share) + own.gather(1, order), log(self.network_share) + scaled]
         return unsort_classes(torch.logsumexp(torch.stack(parts), dim=0), order)
 
+    def summary(self) -> dict[str, str]:
+        """Return the numbers of the model, its options and the part of the network in it, for display."""
+        ranges = {name for name, shape in self.shapes.items() if shape and set(shape) <= {"n_classes", 3}}
+        shown = {name: value for name, value in self.named_buffers() if value.ndim == 0 or name in ranges}
+        shown |= {name: self.config[name] for name in self.config if not name.startswith("n_") or name in LENGTHS}
+        texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in shown.items()}
+        share, temperature = texts.pop("network_share"), texts.pop("network_temperature")
+        if self.network_share:
+            texts["network"] = f"{share} of the prediction, at temperature {temperature}"
+        return {name.replace("_", " "): text for name, text in texts.items() if name != "representation"}
+
+
+def _show(value: Any) -> str:
+    """Return a number, the entries of a short vector, or the range of a longer one or of a matrix, for display."""
+    if isinstance(value, torch.Tensor) and value.numel() > 3:
+        return f"{float(value.min()):.4g} to {float(value.max()):.4g}"
+    numbers = value.ravel().tolist() if isinstance(value, torch.Tensor) else [value]
+    return ", ".join(f"{number:.4g}" if isinstance(number, float) else str(number) for number in numbers)
+
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 @dataclass(kw_only=True, eq=False, repr=False)
 class LogitCalibrator(Calibrator):
     """Base class of the methods on logits, or on embeddings and logits.
 
-    A method is a dataclass: it declares its parameters as fields, names its ``model_class`` and fits in ``_fit_model``.
+    A method is a dataclass: its parameters are fields, and it has a ``_model_class`` that ``_fit_model`` fits.
     """
 
     inputs: ClassVar[str] = "logits"
-    model_class: ClassVar[type[LogitModel]]
+    _model_class: ClassVar[type[LogitModel]]
     pools_network: ClassVar[bool] = False
     """Whether predictions are pooled with the scaled network, because the method itself has no prior."""
     representation: str = "logits"
@@ -128,14 +163,14 @@ class LogitCalibrator(Calibrator):
         super().__init_subclass__(**options)
         dataclass(cls, kw_only=True, eq=False, repr=False)
 
-    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None, **unused: Any) -> Self:
         """Fit to the calibration set.
 
         Parameters
         ----------
         X : (n, n_classes) array, tensor or table
-            Logits, or probabilities with ``representation="probabilities"``. Of two classes, (n,) or (n, 1) suffice:
-            the log-odds or the probability of the second.
+            Logits, or probabilities with ``representation="probabilities"``; a logit of −∞ is a class that is masked
+            out. Of two classes, (n,) or (n, 1) suffice: the log-odds or the probability of the second.
         y : (n,) array
             Labels: integers are columns of ``X``, booleans the two of them. Text needs ``classes``, unless ``X`` is
             a table whose columns are the classes.
@@ -143,30 +178,37 @@ class LogitCalibrator(Calibrator):
             Relative importance of the samples; a factor common to all changes nothing, 0 leaves a sample out.
         classes : sequence, optional
             The label of every column, in order.
+        unused
+            A keyword that the method has no use for, such as ``groups``, is an error.
         """
-        return self._fit(X, y, sample_weight=sample_weight, classes=classes)
+        return self._fit(X, y, sample_weight=sample_weight, classes=classes, **unused)
 
     @with_gradients()
     def _fit(self, X: Any, y: Any, *, logits: Any = None, classes: Any = None, **options: Any) -> Self:
         """Check the data and fit; ``options`` are weights, groups, and what ``_fit_model`` takes beside samples."""
         self._begin_fit()
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in {*given, *(() if logits is None else ("logits",))} - self.tags.fit_options:
+            remedy = f"Leave it out: the keywords of its fit are {', '.join(sorted(self.tags.fit_options))}."
+            raise InvalidInputError(name, f"is not used by {type(self).__name__}", remedy=remedy)
         rows, _ = self._check_rows(X, fitting=True)
         table, scores = (X, rows) if self.inputs == "logits" else (logits, self._check_logits(logits, rows))
         warn_probabilities(scores, self.representation)
-        log_probs = to_log_probs(scores, self.representation, ignore_order=self.model_class.ignores_class_order)
+        log_probs = to_log_probs(scores, self.representation, ignore_order=self._model_class.ignores_class_order)
         labels = columns_of(y, table, log_probs.shape, classes)
-        given = {name: options.pop(name, None) for name in ("sample_weight", "groups")}
+        parts = {name: given.pop(name, None) for name in ("sample_weight", "groups")}
         embeddings = None if self.inputs == "logits" else rows.cpu()
-        samples = check_samples(embeddings, y, logits=log_probs.cpu(), classes=labels, **given)
+        samples = check_samples(embeddings, y, logits=log_probs.cpu(), classes=labels, **parts)
         samples = samples.select(samples.counted)  # a weight of 0 leaves a sample out
         if self.inputs == "both":
             check_two_parts(samples)
         warn_without_errors(samples.logits, samples.codes)
+        warn_few_samples(len(samples), self.method)
         if self.fits_each_class:
             warn_missing_classes(labels, samples.class_weights())
         size = samples.logits.numel() * (log_probs.shape[1] if embeddings is None else embeddings.shape[1])
         with threads_for(size):
-            model = self._fit_model(samples, **options)
+            model = self._fit_model(samples, **given)
             network = scaled_network(samples.logits, samples.codes, samples.weights) if self.pools_network else ()
         self._remember(rows if embeddings is None else samples.embeddings)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
@@ -232,7 +274,15 @@ class LogitCalibrator(Calibrator):
 
 
 def fit_with_embeddings(
-    self: Any, X: Any, y: Any, *, logits: Any = None, groups: Any = None, sample_weight: Any = None, classes: Any = None
+    self: Any,
+    X: Any,
+    y: Any,
+    *,
+    logits: Any = None,
+    groups: Any = None,
+    sample_weight: Any = None,
+    classes: Any = None,
+    **unused: Any,
 ) -> Any:
     """Fit to the calibration set.
 
@@ -246,10 +296,10 @@ def fit_with_embeddings(
         The network's logits for the rows of ``X``, or its probabilities with ``representation="probabilities"``.
     groups : (n,) array, optional
         Patients, speakers, sites: no sample is predicted from its own group when parameters are chosen.
-    sample_weight, classes
+    sample_weight, classes, unused
         As in :meth:`TemperatureScaling.fit`.
     """
-    return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes)
+    return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes, **unused)
 
 
 def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:
@@ -260,7 +310,8 @@ def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool 
     if ignore_order:
         descending, order = sort_classes(rows)
         return unsort_classes(to_log_probs(descending, representation), order)
-    return network_log_probs(rows, representation)
+    scores = rows.double()
+    return torch.log_softmax(scores if representation == "logits" else scores.clamp_min(ALMOST_ZERO).log(), dim=1)
 
 
 def required(rows: torch.Tensor | None, name: str) -> torch.Tensor:
@@ -299,26 +350,23 @@ def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[A
     """
     n_samples, n_columns = shape
     labels = check_labels(y, n_samples)
+    is_column = n_columns == 2 and np.shape(table)[1:] in ((), (1,))
+    more = "One column of logits is of two classes; of more, pass (n, n_classes) logits." if is_column else ""
     if classes is None:
         classes = table_classes(table, labels)
     if classes is not None:
         known = collect_classes([], classes)
         if len(known) != n_columns:
-            raise InvalidInputError(
-                "classes", f"must name every column of the logits ({n_columns})", got=f"{len(known)} classes"
-            )
+            expected = f"must name every column of the logits ({n_columns})"
+            raise InvalidInputError("classes", expected, got=f"{len(known)} classes", remedy=more)
         return known
     if labels.dtype.kind == "b":
         require_two_columns(n_columns, "y")
         return np.array([False, True])
-    if labels.dtype.kind not in "iu":
-        raise InvalidInputError(
-            "y",
-            "must be column indices if classes are not given",
-            got=f"labels of dtype {labels.dtype}",
-            remedy=f"{NAME_COLUMNS[0].upper()}{NAME_COLUMNS[1:]}",
-        )
+    if labels.dtype.kind not in "iuf":  # floats are whole numbers here
+        expected, got = "must be column indices if classes are not given", f"labels of dtype {labels.dtype}"
+        raise InvalidInputError("y", expected, got=got, remedy=NAME_COLUMNS)
     expected = f"must be column indices from 0 to {n_columns - 1}"
-    remedy = f"Subtract 1 from labels that count from 1, or {NAME_COLUMNS}"
+    remedy = more or f"Subtract 1 from labels that count from 1. {NAME_COLUMNS}"
     raise_where((labels < 0) | (labels >= n_columns), labels, "y", expected, remedy)
-    return np.arange(n_columns)
+    return np.arange(n_columns, dtype=labels.dtype if labels.dtype.kind == "f" else np.int64)

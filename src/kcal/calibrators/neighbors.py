@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from kcal.calibrators.base import Shapes, fitted
+from kcal.calibrators.base import Tags, fitted
 from kcal.calibrators.fit_warnings import warn_training_rows
-from kcal.calibrators.logits import Floats, LogitCalibrator, LogitModel, fit_with_embeddings, required
+from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer, fit_with_embeddings, required
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
 from kcal.errors import InvalidInputError
 from kcal.projection.modules import at_unit_length
-from kcal.samples import Samples
+from kcal.samples import Floats, Samples
 from kcal.validation import check_integer, check_matrix, column_names, parameter, row_fingerprints
 
 SIZES = (4, 8, 16, 32, 64, 128)
@@ -40,26 +40,18 @@ MAX_DISTANCES = 2**22
 class KNNModel(LogitModel):
     """(1 − λ)·softmax(z / T) + λ·(label frequencies of the nearest calibration samples)."""
 
-    shapes: ClassVar[Shapes] = {
-        "points": ("n_points", "n_features"),
-        "weights": ("n_points",),
-        "temperature": (),
-        "share": (),
-        "tau": (),
-    }
     max_block_entries: ClassVar[int] = MAX_DISTANCES
     holds_samples = True
-    points: torch.Tensor
-    codes: torch.Tensor
-    weights: torch.Tensor
-    temperature: torch.Tensor
-    share: torch.Tensor
-    tau: torch.Tensor
+    points: torch.Tensor = buffer("n_points", "n_features")
+    codes: torch.Tensor = buffer("n_points")
+    weights: torch.Tensor = buffer("n_points")
+    temperature: torch.Tensor = buffer()
+    share: torch.Tensor = buffer()
+    tau: torch.Tensor = buffer()
 
     def __init__(self, *, k: int, **config: Any) -> None:
         super().__init__(k=k, **config)
         self.k = k
-        self.declare(codes=(len(self.points),), dtype=torch.int64)
 
     def entries_per_row(self) -> int:
         """Return the number of distances of a row."""
@@ -69,17 +61,11 @@ class KNNModel(LogitModel):
         """Return calibrated log-probabilities, (n, n_classes)."""
         distances, places = nearest(at_unit_length(required(embeddings, "embeddings")), self.points, self.k)
         votes = neighbor_weights(distances, self.weights[places], self.tau)
-        frequencies = torch.zeros_like(log_probs).scatter_add(1, self.codes[places], votes)
+        frequencies = torch.zeros_like(log_probs).scatter_add(1, self.codes[places].long(), votes)
         seen = frequencies > 0
         of_neighbors = self.share.log() + torch.where(seen, frequencies, 1.0).log()
         of_network = torch.log1p(-self.share) + torch.log_softmax(log_probs / self.temperature, dim=1)
         return torch.where(seen, torch.logsumexp(torch.stack([of_network, of_neighbors]), dim=0), of_network)
-
-    def summary(self) -> dict[str, str]:
-        """Return the chosen numbers for display."""
-        numbers: dict[str, torch.Tensor | int] = {"temperature": self.temperature, "neighbours' share": self.share}
-        numbers |= {"neighbours": self.k, "τ": self.tau}
-        return {name: f"{float(value):.4g}" for name, value in numbers.items()}
 
 
 class KNNInterpolation(LogitCalibrator):
@@ -106,7 +92,7 @@ class KNNInterpolation(LogitCalibrator):
     method = "knn"
     inputs = "both"
     fit = fit_with_embeddings
-    model_class = KNNModel
+    _model_class = KNNModel
     temperature_ = fitted("temperature")
     share_ = fitted("share")
     k_ = fitted("k")
@@ -134,7 +120,7 @@ class KNNInterpolation(LogitCalibrator):
         best, share = best_mixture(network.numpy(), votes.numpy(), samples.weights)
         k, tau = candidates[best]
         numbers = {"temperature": temperature, "share": share, "tau": tau}
-        return KNNModel.build(points=points, weights=weights, k=k, **numbers).fill(codes=codes)
+        return KNNModel.build(points=points, codes=codes, weights=weights, k=k, **numbers)
 
 
 class DensityModel(LogitModel):
@@ -143,11 +129,10 @@ class DensityModel(LogitModel):
     The points are the training set, or for want of one the calibration set: the model then ``holds_samples``.
     """
 
-    shapes: ClassVar[Shapes] = {"points": ("n_points", "n_features"), "slope": (), "intercept": ()}
     max_block_entries: ClassVar[int] = MAX_DISTANCES
-    points: torch.Tensor
-    slope: torch.Tensor
-    intercept: torch.Tensor
+    points: torch.Tensor = buffer("n_points", "n_features")
+    slope: torch.Tensor = buffer()
+    intercept: torch.Tensor = buffer()
 
     def __init__(self, *, k: int, holds_samples: bool, **config: Any) -> None:
         super().__init__(k=k, holds_samples=holds_samples, **config)
@@ -161,15 +146,6 @@ class DensityModel(LogitModel):
         """Return calibrated log-probabilities, (n, n_classes)."""
         distances, _ = nearest(at_unit_length(required(embeddings, "embeddings")), self.points, self.k)
         return torch.log_softmax(log_probs / (self.slope * distances[:, -1:] + self.intercept), dim=1)
-
-    def summary(self) -> dict[str, str]:
-        """Return the temperature for display."""
-        slope, intercept = float(self.slope), float(self.intercept)
-        where = "calibration" if self.holds_samples else "training"
-        return {
-            "temperature": f"{intercept:.4g} + {slope:.4g}·(squared distance to neighbour {self.k:,})",
-            "neighbours": f"{len(self.points):,} samples of the {where} set",
-        }
 
 
 class DensityAwareCalibration(LogitCalibrator):
@@ -199,8 +175,8 @@ class DensityAwareCalibration(LogitCalibrator):
 
     method = "dac"
     inputs = "both"
-    uses_training_set = True
-    model_class = DensityModel
+    _tags = Tags(uses_training_set=True)
+    _model_class = DensityModel
     slope_ = fitted("slope")
     intercept_ = fitted("intercept")
     k: int = parameter(50, check_integer, minimum=1, maximum=MAX_NEIGHBORS)
@@ -215,17 +191,18 @@ class DensityAwareCalibration(LogitCalibrator):
         groups: Any = None,
         sample_weight: Any = None,
         classes: Any = None,
+        **unused: Any,
     ) -> Self:
         """Fit to the calibration set.
 
         Parameters
         ----------
-        X, y, logits, groups, sample_weight, classes
+        X, y, logits, groups, sample_weight, classes, unused
             As in :meth:`KNNInterpolation.fit`.
         train_embeddings : (m, h) array, tensor or table, optional
             Embeddings of the network's training set.
         """
-        options = {"groups": groups, "sample_weight": sample_weight, "classes": classes}
+        options = {"groups": groups, "sample_weight": sample_weight, "classes": classes, **unused}
         return self._fit(X, y, logits=logits, train_embeddings=train_embeddings, **options)
 
     def _fit_model(self, samples: Samples, train_embeddings: Any = None) -> DensityModel:
@@ -246,8 +223,7 @@ class DensityAwareCalibration(LogitCalibrator):
         names, known = column_names(train_embeddings), list(getattr(self, "feature_names_in_", []))
         if names and known and names != known:
             raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
-        columns = embeddings.shape[1]
-        rows = check_matrix(train_embeddings, "train_embeddings", columns=columns, owner="the calibration set")
+        rows = check_matrix(train_embeddings, "train_embeddings", columns=embeddings.shape[1], owner="X")
         warn_training_rows(embeddings, row_fingerprints(rows))
         return rows.cpu().double()
 

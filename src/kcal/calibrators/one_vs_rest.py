@@ -13,7 +13,7 @@ scaling-binning   g(s) = (1/n_b)·Σ_{i∈b} p_ik(T),   p(T) = softmax(z / T),  
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -26,18 +26,17 @@ from sklearn.isotonic import IsotonicRegression
 from kcal.calibrators.base import fitted
 from kcal.calibrators.class_scores import (
     FitMap,
-    Floats,
-    ScoreMaps,
+    fit_maps,
     fitted_maps,
     interpolate,
     pick,
     places,
     rounded_log_odds,
 )
-from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel
+from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel, buffer
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
-from kcal.samples import Samples, stratified_folds
+from kcal.samples import Floats, Samples, stratified_folds
 from kcal.validation import ALMOST_ZERO, check_choice, check_integer, check_number, parameter
 
 Hits = NDArray[np.bool_]
@@ -51,61 +50,19 @@ MAX_LOG_ODDS = float(-np.log(ALMOST_ZERO))
 """Log-odds of Platt scaling and beta calibration are clipped here, where p or 1 − p is 1e-12."""
 
 
-class OneVsRestModel(LogitModel):
-    """Maps of the log-odds of softmax(z / T), T = 1 but for scaling-binning, normalised.
-
-    Parameters
-    ----------
-    formula : str
-        How the tables of the maps give log g: a name of ``FORMULAS``.
-    tables : dict
-        Shapes of the tables.
-    temperature : float
-        T.
-    """
-
-    def __init__(self, *, formula: str, tables: dict[str, list[int]], temperature: float = 1.0, **config: Any) -> None:
-        super().__init__(formula=formula, tables=tables, temperature=temperature, **config)
-        self.formula, self.temperature = FORMULAS[formula], temperature
-        self.maps = ScoreMaps(tables)
-
-    @property
-    def sharing(self) -> str:
-        """Whether every class has a map of its own, "class", or all have one, "shared"."""
-        return "shared" if next(iter(self.maps.shapes.values()))[0] == 1 else "class"
-
-    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
-        """Return calibrated log-probabilities, (n, n_classes)."""
-        scores = rounded_log_odds(scaled(log_probs, self.temperature))
-        return torch.log_softmax(self.formula(scores, **self.maps.tables()), dim=1)
-
-    def summary(self) -> dict[str, str]:
-        """Return the kind of maps for display."""
-        temperature = {} if self.temperature == 1 else {"temperature": f"{self.temperature:.4g}"}
-        return temperature | {"maps": "one shared by all classes" if self.sharing == "shared" else "one per class"}
-
-
-def scaled(log_probs: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return log softmax(z / T), (n, n_classes)."""
-    return log_probs if temperature == 1 else torch.log_softmax(log_probs / temperature, dim=1)
-
-
-def fit_one_vs_rest(
-    calibrator: Any, samples: Samples, formula: str, fit_map: FitMap, *, scales: bool = False
-) -> OneVsRestModel:
-    """Return the model with a map per class, or one for the scores of all classes, as ``calibrator.maps`` says.
+def one_vs_rest(calibrator: Any, samples: Samples, fit_map: FitMap, *, scale: bool = False) -> LogitModel:
+    """Return the calibrator's model with a map per class, or one for the scores of all classes, as ``maps`` says.
 
     "auto" takes a shared map if its cross-validated log-loss is the lower one. The targets of ``fit_map`` are whether
-    the label is the class of the score; with ``scales``, scores are those of the network scaled by its temperature.
+    the label is the class of the score. With ``scale``, the scores are those of the network scaled by its temperature.
     """
 
-    def fit(samples: Samples, *, shared: bool) -> OneVsRestModel:
-        temperature = fit_temperature(samples.logits, samples.codes, samples.weights) if scales else 1.0
-        scores = rounded_log_odds(scaled(samples.logits, temperature)).numpy()
+    def fit(samples: Samples, *, shared: bool) -> LogitModel:
+        options = {"temperature": fit_temperature(samples.logits, samples.codes, samples.weights)} if scale else {}
+        scores = rounded_log_odds(scaled(samples.logits, **options)).numpy()
         hits = samples.codes[:, None] == np.arange(samples.n_classes)
-        maps = ScoreMaps.fit(fit_map, scores, hits, samples.weights, shared=shared)
-        model = OneVsRestModel(formula=formula, tables=maps.shapes, temperature=temperature)
-        model.maps = maps
+        tables = fit_maps(fit_map, scores, hits, samples.weights, shared=shared)
+        model: LogitModel = calibrator._model_class.build(**tables, **options)
         return model
 
     if calibrator.maps != "auto" or len(samples) < 2 * FOLDS:
@@ -119,6 +76,27 @@ def fit_one_vs_rest(
             log_probs = fit(inside, shared=shared).log_probs(outside.logits).numpy()
         losses[shared] -= float(outside.weights @ log_probs[np.arange(len(outside)), outside.codes])
     return fit(samples, shared=losses[True] <= losses[False])
+
+
+def scaled(log_probs: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """Return log softmax(z / T), (n, n_classes)."""
+    return log_probs if temperature == 1 else torch.log_softmax(log_probs / temperature, dim=1)
+
+
+def fitted_sharing() -> Any:
+    """Declare a fitted attribute: "class" if every class has a map of its own, "shared" if there is one for all."""
+    return property(lambda calibrator: "shared" if calibrator.model_.config["n_maps"] == 1 else "class")
+
+
+class LogisticModel(LogitModel):
+    """σ(a·s + c) or, with three coefficients, σ(a·log p − b·log(1 − p) + c), normalised."""
+
+    coefficients: torch.Tensor = buffer("n_maps", "n_coefficients")
+
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes)."""
+        features = logistic_features(rounded_log_odds(log_probs), self.coefficients.shape[1])
+        return torch.log_softmax(log_sigmoid((features * self.coefficients).sum(dim=-1)), dim=1)
 
 
 class PlattScaling(LogitCalibrator):
@@ -143,18 +121,18 @@ class PlattScaling(LogitCalibrator):
 
     method = "platt"
     pools_network = fits_each_class = True
-    model_class = OneVsRestModel
-    maps_ = fitted("sharing")
+    _model_class = LogisticModel
+    maps_ = fitted_sharing()
     coefficients_ = fitted_maps("coefficients")
     maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+    def _fit_model(self, samples: Samples) -> LogitModel:
         def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
             positives, negatives = weights[hits].sum(), weights[~hits].sum()
             targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
             return {"coefficients": fit_logistic(scores, targets, weights, start=[1.0, 0.0])}
 
-        return fit_one_vs_rest(self, samples, "logistic", fit_map)
+        return one_vs_rest(self, samples, fit_map)
 
 
 class BetaCalibration(LogitCalibrator):
@@ -180,13 +158,13 @@ class BetaCalibration(LogitCalibrator):
 
     method = "beta"
     pools_network = fits_each_class = True
-    model_class = OneVsRestModel
-    maps_ = fitted("sharing")
+    _model_class = LogisticModel
+    maps_ = fitted_sharing()
     coefficients_ = fitted_maps("coefficients")
     maps: str = parameter("auto", check_choice, choices=MAPS)
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
-    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+    def _fit_model(self, samples: Samples) -> LogitModel:
         bounds, start = [(0.0, None), (0.0, None), (None, None)], [1.0, 1.0, 0.0]
 
         def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
@@ -194,12 +172,7 @@ class BetaCalibration(LogitCalibrator):
             coefficients = fit_logistic(scores, targets, weights, start=start, penalty=penalty, bounds=bounds)
             return {"coefficients": coefficients}
 
-        return fit_one_vs_rest(self, samples, "logistic", fit_map)
-
-
-def logistic_map(scores: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    """Return log σ(a·s + c) or, with three coefficients, log σ(a·log p − b·log(1 − p) + c)."""
-    return log_sigmoid((logistic_features(scores, coefficients.shape[1]) * coefficients).sum(dim=-1))
+        return one_vs_rest(self, samples, fit_map)
 
 
 def logistic_features(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -239,6 +212,18 @@ def fit_logistic(
     return minimise(loss, centre, name="a logistic curve", bounds=bounds, ftol=1e-15, gtol=1e-9)
 
 
+class IsotonicModel(LogitModel):
+    """Functions of the log-odds that are linear between knots and constant outside them, normalised."""
+
+    knots: torch.Tensor = buffer("n_maps", "n_knots")
+    values: torch.Tensor = buffer("n_maps", "n_knots")
+
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes)."""
+        probs = interpolate(self.knots, self.values, rounded_log_odds(log_probs))
+        return torch.log_softmax(torch.log(probs), dim=1)
+
+
 class IsotonicCalibration(LogitCalibrator):
     """Replace the probability of each class by a non-decreasing function of it (least squares), then normalise.
 
@@ -262,13 +247,13 @@ class IsotonicCalibration(LogitCalibrator):
 
     method = "isotonic"
     pools_network = fits_each_class = True
-    model_class = OneVsRestModel
-    maps_ = fitted("sharing")
+    _model_class = IsotonicModel
+    maps_ = fitted_sharing()
     knots_ = fitted_maps("knots")
     values_ = fitted_maps("values")
     maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+    def _fit_model(self, samples: Samples) -> LogitModel:
         def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
             regression = IsotonicRegression(out_of_bounds="clip").fit(
                 np.concatenate([scores, [scores.min(), scores.max()]]),
@@ -277,12 +262,22 @@ class IsotonicCalibration(LogitCalibrator):
             )
             return {"knots": regression.X_thresholds_, "values": regression.y_thresholds_}
 
-        return fit_one_vs_rest(self, samples, "lines", fit_map)
+        return one_vs_rest(self, samples, fit_map)
 
 
-def linear_map(scores: torch.Tensor, knots: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of a function that is linear between knots and constant outside them."""
-    return torch.log(interpolate(knots, values, scores))
+class VennAbersModel(LogitModel):
+    """p₁ / (1 − p₀ + p₁) of two step functions of the log-odds, normalised."""
+
+    thresholds: torch.Tensor = buffer("n_maps", "n_thresholds")
+    lower: torch.Tensor = buffer("n_maps", "n_steps")
+    upper: torch.Tensor = buffer("n_maps", "n_steps")
+
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes)."""
+        scores = rounded_log_odds(log_probs)
+        p_0 = pick(self.lower, places(self.thresholds, scores, or_equal=True))
+        p_1 = pick(self.upper, places(self.thresholds, scores))
+        return torch.log_softmax(torch.log(p_1 / (1 - p_0 + p_1)), dim=1)
 
 
 class VennAbers(LogitCalibrator):
@@ -308,14 +303,14 @@ class VennAbers(LogitCalibrator):
 
     method = "venn-abers"
     pools_network = fits_each_class = True
-    model_class = OneVsRestModel
-    maps_ = fitted("sharing")
+    _model_class = VennAbersModel
+    maps_ = fitted_sharing()
     thresholds_ = fitted_maps("thresholds")
     lower_ = fitted_maps("lower")
     upper_ = fitted_maps("upper")
     maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+    def _fit_model(self, samples: Samples) -> LogitModel:
         def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
             thresholds, index = np.unique(scores, return_inverse=True)
             mass, positive = (np.bincount(index, part).astype(np.float64) for part in (weights, weights * hits))
@@ -323,15 +318,7 @@ class VennAbers(LogitCalibrator):
             lower = np.append(0.0, 1 - with_positive(mass[::-1], (mass - positive)[::-1])[::-1])  # the mirror image
             return {"thresholds": thresholds, "lower": lower, "upper": upper}
 
-        return fit_one_vs_rest(self, samples, "merged", fit_map)
-
-
-def merged_map(
-    scores: torch.Tensor, thresholds: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor
-) -> torch.Tensor:
-    """Return log(p₁ / (1 − p₀ + p₁)) of two step functions of the log-odds."""
-    p_0, p_1 = pick(lower, places(thresholds, scores, or_equal=True)), pick(upper, places(thresholds, scores))
-    return torch.log(p_1 / (1 - p_0 + p_1))
+        return one_vs_rest(self, samples, fit_map)
 
 
 def with_positive(mass: Floats, positive: Floats) -> Floats:
@@ -368,6 +355,22 @@ def _slope(left: Point, right: Point) -> float:
     return (right[1] - left[1]) / (right[0] - left[0])
 
 
+class BinnedModel(LogitModel):
+    """The values of bins of the log-odds of softmax(z / T), normalised; a score at an edge is in the lower bin."""
+
+    edges: torch.Tensor = buffer("n_maps", "n_edges")
+    values: torch.Tensor = buffer("n_maps", "n_bins")
+
+    def __init__(self, *, temperature: float = 1.0, **config: Any) -> None:
+        super().__init__(temperature=temperature, **config)
+        self.temperature = temperature
+
+    def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Return calibrated log-probabilities, (n, n_classes)."""
+        scores = rounded_log_odds(scaled(log_probs, self.temperature))
+        return torch.log_softmax(torch.log(pick(self.values, places(self.edges, scores))), dim=1)
+
+
 class HistogramBinning(LogitCalibrator):
     """Replace the probability of each class by the frequency of the class in its bin, then normalise.
 
@@ -394,15 +397,15 @@ class HistogramBinning(LogitCalibrator):
 
     method = "histogram"
     pools_network = fits_each_class = True
-    model_class = OneVsRestModel
-    maps_ = fitted("sharing")
+    _model_class = BinnedModel
+    maps_ = fitted_sharing()
     edges_ = fitted_maps("edges")
     rates_ = fitted_maps("values")
     maps: str = parameter("auto", check_choice, choices=MAPS)
     bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
     binning: str = parameter("equal-width", check_choice, choices=BINNINGS)
 
-    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+    def _fit_model(self, samples: Samples) -> LogitModel:
         inner = np.arange(1, self.bins) / self.bins
 
         def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
@@ -412,12 +415,7 @@ class HistogramBinning(LogitCalibrator):
             middles = (np.arange(n_bins) + 0.5) / n_bins  # only equal-width bins can be empty
             return {"edges": edges, "values": bin_rates(index, hits, weights, middles)}
 
-        return fit_one_vs_rest(self, samples, "steps", fit_map)
-
-
-def step_map(scores: torch.Tensor, edges: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of the value of the bin of a score; a score at an edge belongs to the lower bin."""
-    return torch.log(pick(values, places(edges, scores)))
+        return one_vs_rest(self, samples, fit_map)
 
 
 def bin_rates(index: NDArray[np.int64], targets: Any, weights: Floats, empty: Floats) -> Floats:
@@ -459,15 +457,15 @@ class ScalingBinning(LogitCalibrator):
 
     method = "scaling-binning"
     pools_network = fits_each_class = True
-    model_class = OneVsRestModel
-    maps_ = fitted("sharing")
+    _model_class = BinnedModel
+    maps_ = fitted_sharing()
     temperature_ = fitted("temperature")
     edges_ = fitted_maps("edges")
     means_ = fitted_maps("values")
     maps: str = parameter("auto", check_choice, choices=MAPS)
     bins: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_BINS)
 
-    def _fit_model(self, samples: Samples) -> OneVsRestModel:
+    def _fit_model(self, samples: Samples) -> LogitModel:
         bins = max(100, 10 * samples.n_classes) if self.bins is None else self.bins
 
         def fit_map(scores: Floats, _: Hits, weights: Floats) -> dict[str, Floats]:
@@ -476,7 +474,7 @@ class ScalingBinning(LogitCalibrator):
             means = np.bincount(index, weights * expit(scores)) / np.bincount(index, weights)
             return {"edges": edges, "values": np.maximum(means, ALMOST_ZERO)}
 
-        return fit_one_vs_rest(self, samples, "steps", fit_map, scales=True)
+        return one_vs_rest(self, samples, fit_map, scale=True)
 
 
 def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
@@ -494,12 +492,3 @@ def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:
     upper = values[cuts + 1]
     # the middle of two neighbouring numbers can round to the upper one, which would leave its bin empty
     return np.asarray(np.minimum((values[cuts] + upper) / 2, np.nextafter(upper, -np.inf)), dtype=np.float64)
-
-
-FORMULAS: dict[str, Callable[..., torch.Tensor]] = {
-    "logistic": logistic_map,
-    "lines": linear_map,
-    "merged": merged_map,
-    "steps": step_map,
-}
-"""Functions of log-odds, (n, n_classes), and of the tables of the maps, to log g_k(s_k), (n, n_classes), finite."""

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.kernels import BandwidthLaw, fit_bandwidth_law
+from kcal.kernels import BandwidthLaw, fit_bandwidth_law, size_of_rarest_class
 from kcal.samples import Samples, log_weights, named_groups, relative_weights
 from kcal.validation import (
     check_flag,
@@ -152,6 +152,24 @@ class BandwidthRecord:
         _check_counts(self.n_samples, self.n_classes, self.n_updates)
         if not (self.bandwidth >= 0 and self.size >= 0 and self.source in ("search", "law", "given")):
             raise ValueError(f"a record of a bandwidth is damaged: {self}")
+
+
+def bandwidth_record(
+    samples: Samples, n_updates: int, bandwidth: float, source: str, loss: float | None = None, metric: str = ""
+) -> BandwidthRecord:
+    """Return how the bandwidth of samples was chosen."""
+    seen = tuple(samples.classes_seen)
+    return BandwidthRecord(
+        bandwidth,
+        source,
+        loss,
+        n_samples=len(samples),
+        size=size_of_rarest_class(samples.codes, samples.weights, samples.n_classes),
+        n_classes=len(seen),
+        n_updates=n_updates,
+        metric=metric,
+        classes=() if source == "law" else seen,
+    )
 
 
 def with_record(history: Sequence[BandwidthRecord], record: BandwidthRecord) -> tuple[BandwidthRecord, ...]:

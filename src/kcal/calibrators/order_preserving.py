@@ -23,12 +23,11 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import Tags, check_two_parts, fitted
 from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.calibrators.temperature_prior import fit_temperature
-from kcal.errors import InvalidInputError
 from kcal.progress import Advance, progress_bar
 from kcal.samples import MAX_FOLDS, Samples
 from kcal.validation import check_choice, check_integer, parameter
@@ -195,8 +194,9 @@ class OrderPreservingCalibration(LogitCalibrator):
     """
 
     method = "iop"
-    pools_network = preserves_order = True
-    model_class = OrderPreservingModel
+    pools_network = True
+    _tags = Tags(preserves_order=True)
+    _model_class = OrderPreservingModel
     form_ = fitted("best.form")
     width_ = fitted("best.width")
     choices_ = fitted("choices")
@@ -208,12 +208,12 @@ class OrderPreservingCalibration(LogitCalibrator):
 
     def _fit_model(self, samples: Samples) -> OrderPreservingModel:
         """Train every form, with increasing width as long as that helps."""
-        if len(samples) < 2:
-            raise InvalidInputError("X", "must hold at least two samples for cross-validation", got="1 sample")
+        check_two_parts(samples)
         training = Training(samples, int(self.folds), int(self.epochs), int(self.seed))
         forms = tuple(WIDTHS) if self.form == "auto" else (self.form,)
         widths = {form: WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
-        n_steps = sum(len(widths[form]) * training.n_steps(form) for form in forms)
+        per_width = {form: len(training.parts) if form == "diag" else int(self.epochs) for form in forms}
+        n_steps = sum(len(widths[form]) * per_width[form] for form in forms)
         trained: list[tuple[OrderChoice, nn.Module]] = []
         with progress_bar("Order-preserving maps", n_steps, show=self.progress) as advance:
             for form in forms:
@@ -277,10 +277,6 @@ class Training:
         shuffled = np.random.default_rng(seed).permutation(len(samples))
         self.parts = [np.sort(part) for part in np.array_split(shuffled, min(n_folds, len(samples)))]
         self.kept = [np.setdiff1d(shuffled, part) for part in self.parts]  # the rows to train on, per fold
-
-    def n_steps(self, form: str) -> int:
-        """Return how often the training of a form and width advances its progress bar."""
-        return len(self.parts) if form == "diag" else self.epochs
 
     def train(self, form: str, width: int, advance: Advance) -> tuple[nn.Module, float]:
         """Return the trained map, and its cross-validated log-loss."""

@@ -20,8 +20,6 @@ import torch
 from kcal.calibrators.base import CalibrationModel, Shapes, fitted
 from kcal.calibrators.logits import (
     MAX_PENALTY,
-    Codes,
-    Floats,
     LogitCalibrator,
     LogitModel,
     fit_with_embeddings,
@@ -29,7 +27,7 @@ from kcal.calibrators.logits import (
 )
 from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import DEVIATION, fit_temperature
-from kcal.samples import Samples, cross_folds
+from kcal.samples import Floats, Index, Samples, cross_folds
 from kcal.validation import check_number, parameter
 
 FOLDS = 5
@@ -81,11 +79,6 @@ class RefitModel(LogitModel):
         """Return calibrated log-probabilities, (n, n_classes)."""
         return self.ridge(embeddings, log_probs)  # type: ignore[no-any-return]
 
-    def summary(self) -> dict[str, str]:
-        """Return the chosen penalty and the factor of the logits for display."""
-        numbers = {"penalty": self.ridge.penalty, "factor of the logits": self.ridge.factor}
-        return {name: f"{float(number):.4g}" for name, number in numbers.items()}
-
 
 class LastLayerRefit(LogitCalibrator):
     """Add a linear map of the embeddings to the scaled logits, with a ridge penalty towards the network alone.
@@ -114,7 +107,7 @@ class LastLayerRefit(LogitCalibrator):
     method = "refit"
     inputs = "both"
     fit = fit_with_embeddings
-    model_class = RefitModel
+    _model_class = RefitModel
     factor_ = fitted("ridge.factor")
     penalty_ = fitted("ridge.penalty")
     weights_ = fitted("ridge.weights")
@@ -174,10 +167,10 @@ class RidgeProblem:
 
     base: torch.Tensor  # (n, n_classes), log-probabilities over T
     features: torch.Tensor  # (n, n_features)
-    codes: Codes
+    codes: Index
     weights: Floats
 
-    def rows(self, index: Codes) -> RidgeProblem:
+    def rows(self, index: Index) -> RidgeProblem:
         """Return the problem of some samples."""
         return RidgeProblem(self.base[index], self.features[index], self.codes[index], self.weights[index])
 
@@ -224,7 +217,7 @@ class RidgeProblem:
         return np.asarray(solution / scales)
 
 
-def cross_fit(problem: RidgeProblem, fold_of: Codes) -> tuple[dict[float, float], torch.Tensor]:
+def cross_fit(problem: RidgeProblem, fold_of: Index) -> tuple[dict[float, float], torch.Tensor]:
     """Return the share of each λ, and log-probabilities of each sample from the average without its fold.
 
     The shares are proportional to the out-of-fold likelihoods times the prior. Single precision is enough to compare.

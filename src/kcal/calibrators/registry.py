@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
-from kcal.calibrators.base import Calibrator
+from kcal.calibrators.base import Calibrator, CalibratorState
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.gp import GaussianProcessCalibration
@@ -37,8 +37,8 @@ from kcal.calibrators.scaling import (
     VectorScaling,
 )
 from kcal.calibrators.spline import SplineCalibration
-from kcal.errors import FileFormatError
-from kcal.validation import check_choice
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.validation import check_choice, shown
 
 PUBLISHED: dict[str, Any] = {"recipe": "paper", "bandwidth": "published", "smoothing": 0.0}
 """Parameters of the method of the paper."""
@@ -125,7 +125,24 @@ def make_calibrator(name: str, **parameters: object) -> Calibrator:
     return METHODS[check_choice(name, "method", tuple(METHODS))].factory(**parameters)
 
 
-def calibrator_class(name: str) -> type[Calibrator]:
+@singledispatch
+def calibrator_state(calibrator: Any) -> CalibratorState:
+    """Return the content of a fitted calibrator, for a file; other packages register their own classes."""
+    expected = "must be a calibrator of kcal or a TrainedProjection"
+    raise InvalidInputError("calibrator", expected, got=shown(calibrator))
+
+
+@calibrator_state.register
+def _(calibrator: Calibrator) -> CalibratorState:
+    return calibrator._state()
+
+
+def calibrator_from_state(state: CalibratorState, **parts: Any) -> Calibrator:
+    """Return the fitted calibrator that ``state`` describes; ``parts`` are arguments of :func:`kcal.load`."""
+    return _calibrator_class(state.method)._from_state(state, **parts)
+
+
+def _calibrator_class(name: str) -> type[Calibrator]:
     """Return the class whose saved files carry this method name."""
     classes = {method.calibrator_class.method: method.calibrator_class for method in METHODS.values()}
     if not isinstance(name, str) or name not in classes:

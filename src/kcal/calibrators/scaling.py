@@ -10,20 +10,23 @@ svs, sms         the same with structured penalties
 from __future__ import annotations
 
 from math import log
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
+from torch.nn.functional import threshold
 
-from kcal.calibrators.base import Shapes, fitted
-from kcal.calibrators.logits import MAX_PENALTY, Floats, LogitCalibrator, LogitModel
+from kcal.calibrators.base import Tags, fitted
+from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel, buffer
 from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, warn
-from kcal.samples import Samples
+from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_number, parameter
 
+MASKED = -1e8
+"""Log-probabilities of a class that is masked out are lower."""
 MAX_GAP = 1e-9
 """The log-loss of fitted mixture weights exceeds the minimum by at most this."""
 MAX_STEPS = 10_000
@@ -47,8 +50,8 @@ class Uncalibrated(LogitCalibrator):
     """
 
     method = "uncal"
-    preserves_order = True
-    model_class = IdentityModel
+    _tags = Tags(preserves_order=True)
+    _model_class = IdentityModel
 
     def _fit_model(self, samples: Samples) -> IdentityModel:
         return IdentityModel()
@@ -57,16 +60,11 @@ class Uncalibrated(LogitCalibrator):
 class TemperatureModel(LogitModel):
     """softmax(z / T)."""
 
-    shapes: ClassVar[Shapes] = {"temperature": ()}
-    temperature: torch.Tensor
+    temperature: torch.Tensor = buffer()
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
         return torch.log_softmax(log_probs / self.temperature, dim=1)
-
-    def summary(self) -> dict[str, str]:
-        """Return the temperature for display."""
-        return {"temperature": f"{float(self.temperature):.4g}"}
 
 
 class TemperatureScaling(LogitCalibrator):
@@ -90,8 +88,8 @@ class TemperatureScaling(LogitCalibrator):
     """
 
     method = "ts"
-    preserves_order = True
-    model_class = TemperatureModel
+    _tags = Tags(preserves_order=True)
+    _model_class = TemperatureModel
     temperature_ = fitted("temperature")
 
     def _fit_model(self, samples: Samples) -> TemperatureModel:
@@ -101,20 +99,13 @@ class TemperatureScaling(LogitCalibrator):
 class EnsembleModel(LogitModel):
     """w₁·softmax(z / T) + w₂·softmax(z) + w₃/K."""
 
-    shapes: ClassVar[Shapes] = {"temperature": (), "weights": (3,)}
-    temperature: torch.Tensor
-    weights: torch.Tensor
+    temperature: torch.Tensor = buffer()
+    weights: torch.Tensor = buffer(3)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
         parts = mixture_parts(log_probs, self.temperature)
         return torch.log_softmax(torch.logsumexp(parts + self.weights.log()[:, None, None], dim=0), dim=1)
-
-    def summary(self) -> dict[str, str]:
-        """Return temperature and weights for display."""
-        names = ("scaled", "unscaled", "uniform")
-        shares = ", ".join(f"{name} {weight:.3f}" for name, weight in zip(names, self.weights.tolist(), strict=True))
-        return {"temperature": f"{float(self.temperature):.4g}", "weights": shares}
 
 
 class EnsembleTemperatureScaling(LogitCalibrator):
@@ -139,8 +130,8 @@ class EnsembleTemperatureScaling(LogitCalibrator):
     """
 
     method = "ets"
-    preserves_order = True
-    model_class = EnsembleModel
+    _tags = Tags(preserves_order=True)
+    _model_class = EnsembleModel
     temperature_ = fitted("temperature")
     weights_ = fitted("weights")
 
@@ -194,38 +185,30 @@ def fit_mixture(densities: Floats, weights: Floats) -> Floats:
 class DiagonalModel(LogitModel):
     """softmax(w ∘ z + b)."""
 
-    shapes: ClassVar[Shapes] = {"weights": ("n_classes",), "bias": ("n_classes",)}
-    weights: torch.Tensor
-    bias: torch.Tensor
+    weights: torch.Tensor = buffer("n_classes")
+    bias: torch.Tensor = buffer("n_classes")
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        return torch.log_softmax(log_probs * self.weights + self.bias, dim=1)
-
-    def summary(self) -> dict[str, str]:
-        """Return the ranges of the factors and of the bias for display."""
-        return show_ranges(diagonal=self.weights, bias=self.bias)
+        change = unmasked(log_probs) * (self.weights - 1)
+        return torch.log_softmax(change.add_(self.bias).add_(log_probs), dim=1)
 
 
 class MatrixModel(LogitModel):
     """softmax(W·z + b)."""
 
-    shapes: ClassVar[Shapes] = {"weights": ("n_classes", "n_classes"), "bias": ("n_classes",)}
-    weights: torch.Tensor
-    bias: torch.Tensor
+    weights: torch.Tensor = buffer("n_classes", "n_classes")
+    bias: torch.Tensor = buffer("n_classes")
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        return torch.log_softmax(torch.addmm(self.bias, log_probs, self.weights.T), dim=1)
-
-    def summary(self) -> dict[str, str]:
-        """Return the ranges of the factors and of the bias for display."""
-        return show_ranges(diagonal=self.weights.diagonal(), bias=self.bias)
+        change = self.weights - torch.eye(len(self.weights)).to(self.weights)
+        return torch.log_softmax(torch.addmm(self.bias, unmasked(log_probs), change.T).add_(log_probs), dim=1)
 
 
-def show_ranges(**parts: torch.Tensor) -> dict[str, str]:
-    """Return the lowest and the highest entry of each part, for display."""
-    return {name: f"{float(part.min()):.3g} to {float(part.max()):.3g}" for name, part in parts.items()}
+def unmasked(log_probs: torch.Tensor) -> torch.Tensor:
+    """Return log-probabilities with 0 for a class that is masked out: it contributes nothing to any class."""
+    return threshold(log_probs, MASKED, 0.0)
 
 
 class VectorScaling(LogitCalibrator):
@@ -253,14 +236,13 @@ class VectorScaling(LogitCalibrator):
 
     method = "vector"
     fits_each_class = True
-    model_class = DiagonalModel
+    _model_class = DiagonalModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        penalties = np.full(samples.n_classes, self.penalty)
-        return DiagonalModel.build(**fit_linear(samples, penalties, self.penalty))
+        return DiagonalModel.build(**fit_linear(samples, self.penalty))
 
 
 class MatrixScaling(LogitCalibrator):
@@ -286,15 +268,14 @@ class MatrixScaling(LogitCalibrator):
 
     method = "matrix"
     fits_each_class = True
-    model_class = MatrixModel
+    _model_class = MatrixModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        penalty = self.penalty * samples.n_classes
-        penalties = np.full((samples.n_classes, samples.n_classes), penalty)
-        return MatrixModel.build(**fit_linear(samples, penalties, penalty))
+        penalty = samples.n_classes * self.penalty
+        return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=penalty))
 
 
 class StructuredMatrixScaling(LogitCalibrator):
@@ -321,16 +302,15 @@ class StructuredMatrixScaling(LogitCalibrator):
 
     method = "sms"
     fits_each_class = True
-    model_class = MatrixModel
+    _model_class = MatrixModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        n_classes, of_class = samples.n_classes, 2.0 * samples.n_classes * self.penalty
-        penalties = np.full((n_classes, n_classes), of_class * (n_classes - 1))
-        np.fill_diagonal(penalties, of_class)
-        return MatrixModel.build(**fit_linear(samples, penalties, of_class, unit_is_temperature=True))
+        penalty = 2.0 * samples.n_classes * self.penalty
+        off_diagonal = penalty * (samples.n_classes - 1)
+        return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=off_diagonal, structured=True))
 
 
 class StructuredVectorScaling(LogitCalibrator):
@@ -351,34 +331,36 @@ class StructuredVectorScaling(LogitCalibrator):
 
     method = "svs"
     fits_each_class = True
-    model_class = DiagonalModel
+    _model_class = DiagonalModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        of_class = 2.0 * samples.n_classes * self.penalty
-        penalties = np.full(samples.n_classes, of_class)
-        return DiagonalModel.build(**fit_linear(samples, penalties, of_class, unit_is_temperature=True))
+        return DiagonalModel.build(**fit_linear(samples, 2.0 * samples.n_classes * self.penalty, structured=True))
 
 
 def fit_linear(
-    samples: Samples, penalties: Floats, bias_penalty: float, *, unit_is_temperature: bool = False
+    samples: Samples, penalty: float, *, off_diagonal: float | None = None, structured: bool = False
 ) -> dict[str, Any]:
     """Return the W and b of a linear map of the logits that is regularised towards temperature scaling.
 
     loss = Σ_i w_i·(log-loss of sample i) + ½·Σ_j c_j·θ_j²,   θ = ((W − I/T)·unit, b)
 
-    ``penalties`` are the c_j of W, in its shape: a vector if W is diagonal, or a matrix; the unit is T, or else the
-    root mean square of z.
+    The c_j are ``penalty`` for b and the diagonal of W, and ``off_diagonal`` for its other entries; W is diagonal if
+    that is None. The unit is T if the penalties are ``structured``, else the root mean square of z.
     """
-    log_probs, diagonal, n_classes = samples.logits, penalties.ndim == 1, samples.n_classes
+    log_probs, diagonal, n_classes = samples.logits, off_diagonal is None, samples.n_classes
+    penalties = np.full(n_classes if diagonal else (n_classes, n_classes), penalty if diagonal else off_diagonal)
+    if not diagonal:
+        np.fill_diagonal(penalties, penalty)
     labels, weights, total = torch.from_numpy(samples.codes), torch.from_numpy(samples.weights), samples.weights.sum()
     factor = 1 / fit_temperature(log_probs, samples.codes, samples.weights)
-    root_mean_square = float(((log_probs.square() * weights[:, None]).sum() / (total * n_classes)).sqrt())
-    unit = 1 / factor if unit_is_temperature else root_mean_square
-    features, base = log_probs / unit, log_probs * factor
-    all_penalties = np.append(penalties, np.full(n_classes, bias_penalty))
+    shown = unmasked(log_probs)
+    root_mean_square = float(((shown.square() * weights[:, None]).sum() / (total * n_classes)).sqrt())
+    unit = 1 / factor if structured else root_mean_square
+    features, base = shown / unit, log_probs * factor
+    all_penalties = np.append(penalties, np.full(n_classes, penalty))
     probs = torch.softmax(base, dim=1)
     uncertainty, squares = probs * (1 - probs) * weights[:, None], features.square()
     curvature = (uncertainty * squares).sum(dim=0) if diagonal else uncertainty.T @ squares

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from kcal.errors import ConvergenceWarning, warn
+from kcal.samples import Floats
 
 Bounds = Sequence[tuple[float | None, float | None]]
-Floats = NDArray[np.float64]
 Loss = Callable[[Floats], tuple[float, Floats]]
 
 MAX_ITERATIONS = 1000

@@ -14,9 +14,8 @@ from scipy.interpolate import CubicSpline
 
 from kcal.calibrators.class_scores import (
     TIE_TOLERANCE,
-    Floats,
-    ScoreMaps,
     average_ties,
+    fit_maps,
     fitted_maps,
     interpolate,
     replace_top,
@@ -24,8 +23,8 @@ from kcal.calibrators.class_scores import (
     top_accuracy,
     unsort_classes,
 )
-from kcal.calibrators.logits import LogitCalibrator, LogitModel
-from kcal.samples import Samples
+from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer
+from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
 
 FORMS = ("one-versus-rest", "rank", "top")
@@ -37,9 +36,12 @@ MIN_LOG_SCORE = -500.0
 class SplineModel(LogitModel):
     """Corrected scores, interpolated linearly: one curve per class or rank, or one for the top class."""
 
-    def __init__(self, *, form: str, floor: bool, tables: dict[str, list[int]], **config: Any) -> None:
-        super().__init__(form=form, floor=floor, tables=tables, **config)
-        self.form, self.floor, self.maps = form, floor, ScoreMaps(tables)
+    scores: torch.Tensor = buffer("n_maps", "n_scores")
+    corrected: torch.Tensor = buffer("n_maps", "n_scores")
+
+    def __init__(self, *, form: str, floor: bool, **config: Any) -> None:
+        super().__init__(form=form, floor=floor, **config)
+        self.form, self.floor = form, floor
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes); −∞ is possible without a floor."""
@@ -63,12 +65,7 @@ class SplineModel(LogitModel):
         return torch.where(sums > 0, corrected / sums, torch.exp(log_probs))
 
     def _correct(self, log_probs: torch.Tensor) -> torch.Tensor:
-        tables = self.maps.tables()
-        return interpolate(tables["scores"], tables["corrected"], torch.exp(log_probs))
-
-    def summary(self) -> dict[str, str]:
-        """Return the form for display."""
-        return {"form": self.form}
+        return interpolate(self.scores, self.corrected, torch.exp(log_probs))
 
 
 class SplineCalibration(LogitCalibrator):
@@ -109,7 +106,7 @@ class SplineCalibration(LogitCalibrator):
 
     method = "spline"
     pools_network = True
-    model_class = SplineModel
+    _model_class = SplineModel
     scores_ = fitted_maps("scores")
     corrected_ = fitted_maps("corrected")
     form: str = parameter("one-versus-rest", check_choice, choices=FORMS)
@@ -131,10 +128,8 @@ class SplineCalibration(LogitCalibrator):
             bounded = np.clip(corrected, np.minimum(scores, least), np.maximum(scores, 1 - least))
             return {"scores": scores, "corrected": bounded}
 
-        maps = ScoreMaps.fit(fit_curve, log_scores, targets, weights)
-        model = SplineModel(form=self.form, floor=bool(self.floor), tables=maps.shapes)
-        model.maps = maps
-        return model
+        tables = fit_maps(fit_curve, log_scores, targets, weights)
+        return SplineModel.build(form=self.form, floor=bool(self.floor), **tables)
 
     def _binary_problems(self, samples: Samples) -> tuple[Floats, Floats]:
         """Return log scores and targets in [0, 1], one column per spline."""

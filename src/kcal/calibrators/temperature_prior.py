@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from kcal.calibrators.class_scores import rank_of_label, sort_classes
-
-Codes = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from kcal.samples import Floats, Index
 
 MEAN, DEVIATION = 0.2, 0.3
 """Of the prior on log T, which is normal near its mean."""
@@ -42,7 +39,7 @@ def penalty_and_slope(log_temperature: Any) -> tuple[Any, Any]:
     return near * (away - near / 2), near / DEVIATION
 
 
-def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> float:
+def fit_temperature(log_probs: torch.Tensor, codes: Index, weights: Floats) -> float:
     """Return the T in [0.01, 100] of highest posterior density.
 
     It minimises Σ_i w_i·(log-loss of softmax(z_i / T)) + the penalty of the prior, and lies between the prior's T and
@@ -60,7 +57,7 @@ def fit_temperature(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> f
     return exp(min(candidates, key=lambda place: -_log_density(log_probs, codes, weights, place)))
 
 
-def scaled_network(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tuple[float, float]:
+def scaled_network(log_probs: torch.Tensor, codes: Index, weights: Floats) -> tuple[float, float]:
     """Return ν and T of the network's part in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior.
 
     ν = max(1 − (n/300)³, 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
@@ -71,14 +68,14 @@ def scaled_network(log_probs: torch.Tensor, codes: Codes, weights: Floats) -> tu
     return max(1 - (n / ENOUGH) ** 3, 1 / (n + 2)), temperature
 
 
-def _log_density(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:
+def _log_density(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:
     """Return the logarithm of the posterior density of log T, up to a constant."""
     log_p = torch.log_softmax(log_probs * exp(-log_temperature), dim=1)
     own = log_p[torch.arange(len(codes)), torch.from_numpy(codes)]
     return float(torch.from_numpy(weights) @ own) - float(penalty_and_slope(log_temperature)[0])
 
 
-def _slope(log_probs: torch.Tensor, codes: Codes, weights: Floats, log_temperature: float) -> float:
+def _slope(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:
     """Return the derivative in log T of the summed log-loss plus the penalty."""
     scaled = log_probs * exp(-log_temperature)
     own = scaled[torch.arange(len(codes)), torch.from_numpy(codes)]

@@ -26,8 +26,8 @@ def bench(
 ) -> Result:
     """Run methods on all tasks as the paper does, and write its tables.
 
-    A run that was stopped resumes: give the same folder again. Results of other data, other parameters of their
-    method, other code of kcal or other versions of torch, numpy, scipy, scikit-learn or (for gp) gpytorch are measured
+    A run that was stopped resumes: give the same folder again. Results of other data, seeds, parameters of their
+    method, or versions of kcal, torch, numpy, scipy, scikit-learn or gpytorch are measured
     again, and a warning counts them. If a method fails, the tables say so and the others go on. Only one run at a
     time can use a folder. Methods that take an hour to train, kcal-paper, run only if they are named; their trainings
     are kept in the folder. On a Ray cluster, whose machines must all see the folder, the results are the same.
@@ -48,7 +48,7 @@ def bench(
 
     from kcal import benchmark
     from kcal.benchmark.running import in_parallel
-    from kcal.benchmark.tables import all_tables, as_json, group_note, show_tables, split_note, write_results
+    from kcal.benchmark.tables import as_json, as_text, write_results
     from kcal.progress import show_progress
 
     parallel: Any = in_parallel
@@ -75,7 +75,7 @@ def bench(
 
     def show() -> None:
         screen = console()
-        show_tables(screen, all_tables(results), split_note(results), group_note(results))
+        screen.print(as_text(results, screen.width), markup=False)
         listed = "results.json, tables.md, tables.tex, csv/, reliability/"
         screen.print(f"{len(files)} files in {out}: {listed}", markup=False)
 
@@ -121,7 +121,7 @@ def task(
         matrices = {name: shared[name] for name in MATRICES}
         outside = None
         if out_of_scope is not None:
-            outside = read(out_of_scope, matrices, MATRICES, prefix=("", "out_of_scope_"), needs=MATRICES)
+            outside = read(out_of_scope, matrices, MATRICES, needs=MATRICES)
         made = write_task(
             path,
             *parts,
@@ -145,10 +145,7 @@ def read_parts(train: Path, pool: Path, shared: dict[str, Any]) -> tuple[list[An
     from kcal.validation import encode_labels
 
     takes, needs = {*MATRICES, "labels", "groups"}, (*MATRICES, "labels")
-    parts = [
-        read(place, shared, takes, prefix=("", f"{name}_"), needs=needs)
-        for name, place in (("train", train), ("pool", pool))
-    ]
+    parts = [read(place, shared, takes, needs=needs) for name, place in (("train", train), ("pool", pool))]
     listed = [list(range(part.logits.shape[1])) if part.classes is None else part.classes.tolist() for part in parts]
     if listed[0] != listed[1]:
         expected = "must list the same classes in the same order"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator
+from kcal.calibrators import Calibrator, was_fitted_on
 from kcal.cli.messages import OverlapError, check_options
 from kcal.embeddings import FileOutputs, read_outputs
 from kcal.embeddings.read import PARTS, TABLES, require_pyarrow, shorten
@@ -21,30 +21,35 @@ Options = Mapping[str, Any]
 
 
 def read(
-    path: Path, options: Options, takes: Collection[str], *, prefix: Sequence[str] = ("",), needs: Collection[str] = ()
+    path: Path, options: Options, takes: Collection[str], *, needs: Collection[str] = (), prefix: str = "", by: str = ""
 ) -> FileOutputs:
-    """Read the parts of the data that a command takes; raise for options about others, and for needed parts."""
-    check_unused(options, takes)
+    """Read the parts of the data that a command takes; raise for options about others, and for needed parts.
+
+    ``by`` is the method that takes them, for the message.
+    """
+    check_unused(options, takes, by)
     given = {part: name for part in PARTS if (name := options.get(part)) is not None}
     wanted = {part: given.get(part, part) if part in takes else None for part in PARTS}
     outputs = read_outputs(path, **wanted, classes=parse_classes(options.get("classes")), prefix=prefix)
     for part in needs:
         if getattr(outputs, part) is None:
             problem = f"has no {part}; it has {shorten(outputs.available) or 'nothing with a name'}"
-            raise InvalidInputError(str(path), problem, remedy=f"Name them with --{part}, in this file or another one.")
+            raise InvalidInputError(str(path), problem, remedy=f"Name them with --{part}: an array, columns or a file.")
     return outputs
 
 
-def check_unused(options: Options, takes: Collection[str]) -> None:
-    """Raise for options about parts of the data that are not taken."""
-    unused = ", ".join(f"--{part}" for part in PARTS if options.get(part) is not None and part not in takes)
-    check_options((unused, f"{unused} would have no effect here. Leave it out."))
+def check_unused(options: Options, takes: Collection[str], by: str = "") -> None:
+    """Raise for options about parts of the data that are not taken, by a method or by the command."""
+    for part in PARTS:
+        unused = options.get(part) is not None and part not in takes
+        user = f"method {by} does not use {part}" if by else f"this command does not use {part} here"
+        check_options((unused, f"--{part} would have no effect: {user}. Leave it out."))
 
 
 def parts_to_fit(calibrator: Calibrator) -> set[str]:
     """Return the parts of the calibration set that a method takes."""
-    matrices = {"logits": {"logits"}, "embeddings": {"embeddings"}, "both": {"embeddings", "logits"}}
-    return matrices[calibrator.inputs] | {"labels", "weights"} | ({"groups", "ids"} & calibrator.fit_options)
+    matrices = {"both": {"embeddings", "logits"}}.get(calibrator.inputs, {calibrator.inputs})
+    return matrices | {"labels", "weights"} | ({"groups", "ids"} & calibrator.tags.fit_options)
 
 
 def read_training(
@@ -56,24 +61,21 @@ def read_training(
     train_labels: str | None,
 ) -> FileOutputs | None:
     """Read the training set from ``--train`` or, under names that begin with ``train_``, from the npz file of DATA."""
-    learns = calibrator.uses_training_set
+    learns, method = calibrator.tags.uses_training_set, calibrator.method
     check_options(
         (train_labels is not None and not train, "--train-labels needs --train, the file that the labels belong to."),
-        (
-            train and not learns,
-            f"--train has no effect: method {calibrator.method} learns no projection with these options.",
-        ),
+        (train and not learns, f"--train has no effect: method {method} learns no projection with these options."),
     )
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
     if not learns or not (train or f"train_{options.get(matrix) or matrix}" in calibration.available):
         return None
-    names = {part: name for part, name in options.items() if part in ("classes", "groups", "labels", matrix)}
+    names = {part: options.get(part) for part in ("classes", "groups", "labels", matrix)}
     names = {part: None if _is_file(name) else name for part, name in names.items()}
     names |= {} if train_labels is None else {"labels": train_labels}
     names |= {matrix: calibration.columns[matrix]} if calibration.columns.get(matrix) else {}
-    prefix = ("", "train_") if train else ("train_",)
-    needs = (matrix, "labels") if "train_labels" in calibrator.fit_options else (matrix,)
-    training = read(train or data, names, {matrix, "labels", "groups"}, prefix=prefix, needs=needs)
+    needs = (matrix, "labels") if "train_labels" in calibrator.tags.fit_options else (matrix,)
+    prefix = "" if train else "train_"
+    training = read(train or data, names, {matrix, "labels", "groups"}, needs=needs, prefix=prefix)
     first, second = calibration.classes, training.classes
     if first is not None and second is not None and first.tolist() != second.tolist():
         raise InvalidInputError(f"{data} and {train}", "must list the same classes in the same order")
@@ -97,7 +99,7 @@ def with_names(outputs: FileOutputs) -> FileOutputs:
 def parts_to_predict(model: Calibrator) -> dict[str, tuple[str, ...]]:
     """Return the parts of new data that a fitted model needs, each with the columns that it was fitted on."""
     parts = {"logits" if model.inputs == "logits" else "embeddings": "feature_names_in_"}
-    parts |= {"logits": "logit_names_in_"} if model.inputs == "both" and model.needs_logits_ else {}
+    parts |= {"logits": "logit_names_in_"} if model.inputs == "both" and model.tags.needs_logits else {}
     return {part: tuple(map(str, vars(model).get(names, ()))) for part, names in parts.items()}
 
 
@@ -106,10 +108,9 @@ def read_for(
 ) -> FileOutputs:
     """Read data for a fitted model: its columns by name, the logits in the order of its classes."""
     fitted = parts_to_predict(model)
-    named = {part: names for part, names in fitted.items() if names and path.suffix.lower() in TABLES}
-    named = {part: names for part, names in named.items() if not options.get(part)}
-    prefix, takes = ("", "test_"), {*fitted, *more}
-    outputs = read(path, {**options, **named}, takes, prefix=prefix, needs=(*fitted, *needs))
+    is_table = path.suffix.lower() in TABLES
+    named = {part: names for part, names in fitted.items() if names and is_table and not options.get(part)}
+    outputs = read(path, {**options, **named}, {*fitted, *more}, needs=(*fitted, *needs), by=model.method)
     for part, names in fitted.items():
         columns = outputs.columns.get(part, ())
         if columns != names and (order := positions(columns, names)):  # found by a pattern, in another order
@@ -142,7 +143,7 @@ def in_order_of(outputs: FileOutputs, classes: NDArray[Any]) -> FileOutputs:
 
 def check_overlap(model: Calibrator, outputs: FileOutputs, path: Path) -> None:
     """Raise if data contain rows that the model was fitted on."""
-    known = model.was_fitted_on(outputs.matrix(model.inputs))
+    known = was_fitted_on(model, outputs.matrix(model.inputs))
     if known.any():
         raise OverlapError(
             f"{known.sum():,} of the {len(known):,} rows of {path} are in the calibration set of this model: it would "
@@ -154,9 +155,8 @@ def parse_classes(text: str | None) -> list[str] | None:
     """Return the names of all classes, each once."""
     names = None if text is None else [name.strip() for name in text.split(",")]
     if names is not None and ("" in names or len(set(names)) < max(len(names), 2)):
-        raise InvalidInputError(
-            "--classes", "must list at least two classes, each once, such as cat,dog", got=repr(text)
-        )
+        expected = "must list at least two classes, each once, such as cat,dog"
+        raise InvalidInputError("--classes", expected, got=repr(text))
     return names
 
 
@@ -172,8 +172,6 @@ def check_same_rows(first: FileOutputs, second: FileOutputs, name: str) -> None:
     for part in ("ids", "labels"):
         expected, values = getattr(first, part), getattr(second, part)
         if expected is not None and values is not None and expected.dtype.kind == values.dtype.kind:
-            differ = np.flatnonzero(expected != values)
-            if len(differ):
-                row = differ[0]
+            for row in np.flatnonzero(expected != values)[:1]:
                 problem = f"must be in the same order as those of DATA; row {row} is {expected[row].item()!r} there"
                 raise InvalidInputError(f"{name}: {part}", problem, got=repr(values[row].item()))

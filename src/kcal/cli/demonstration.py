@@ -6,9 +6,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from statistics import median
 from time import perf_counter
-from timeit import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kcal
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 BLEND = "KCalBlend"
 DRAWN = ("uncal", "ts", BLEND)
 """The rows of the figure."""
-IMAGES_PER_BATCH = 64
-"""With which the time per prediction is measured."""
 CODE = """\
 import kcal
 example = kcal.load_example()
@@ -74,10 +70,11 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
     model = results.model.save(out / "model.kcal")
     write_parts(example, results, out)
     evaluations = {name: kcal.evaluate(probs, example.test.labels) for name, probs in results.probs.items()}
+    seconds = perf_counter() - start
 
     def show_all() -> None:
         show(evaluations, results.probs, figure)
-        show_times(example, results, perf_counter() - start)
+        console().print(f"\nThe demo took {seconds:.0f} s.")
         show_next_commands(out, model)
 
     return Result({name: evaluation.metrics for name, evaluation in evaluations.items()}, show_all)
@@ -111,12 +108,7 @@ def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
     from kcal.metrics import reliability
 
     labels, columns = example.test.labels, range(len(example.classes))
-    rows = {
-        method_title(name): [
-            reliability(probs[name], labels, of=k, bins=10, adaptive=False, threshold="max") for k in columns
-        ]
-        for name in DRAWN
-    }
+    rows = {method_title(name): [reliability(probs[name], labels, of=k) for k in columns] for name in DRAWN}
     title = f"Every class on {len(example.test):,} test images: bars that end on the diagonal are calibrated"
     axes = reliability_grid(rows, example.classes, title=title)
     with atomic_path(path) as temporary:
@@ -161,8 +153,8 @@ def show(evaluations: dict[str, Any], probs: dict[str, Any], figure: Path | None
     screen = console()
     screen.print(methods_table(evaluations))
     screen.print(
-        "↑ higher is better, ↓ lower is better, bold is best. ECE: expected calibration error; CECE: of each class; "
-        "Brier: loss of the predicted class; NLL: log-loss.\n"
+        "↑ higher is better, ↓ lower is better, bold is best. ECE: expected calibration error over 15 bins; "
+        "class-wise ECE: the mean of that of every class.\n"
     )
     before, after = (
         f"a mean confidence of {probs[name].max(axis=1).mean():.1%} and an accuracy of {evaluations[name].accuracy:.1%}"
@@ -170,8 +162,8 @@ def show(evaluations: dict[str, Any], probs: dict[str, Any], figure: Path | None
     )
     screen.print(f"The network alone has {before}; with KCalBlend, {after}.")
     screen.print(
-        "The methods in rows 2 to 4 use the network's logits, KCal its embeddings; KCalBlend uses both. Only KCal "
-        "needs the data that the network was trained on."
+        "The methods in rows 2 to 4 use the network's logits, KCal its embeddings; KCalBlend uses both. KCal learns "
+        "its projection from the data that the network was trained on; the others do not use them."
     )
     if figure is None:
         screen.print("There is no figure, because matplotlib is not installed. To install it:")
@@ -180,28 +172,11 @@ def show(evaluations: dict[str, Any], probs: dict[str, Any], figure: Path | None
         screen.print(f"In [cyan]{shown(figure)}[/], bars that end on the diagonal are calibrated probabilities.")
 
 
-def show_times(example: Example, results: Results, seconds: float) -> None:
-    """Print the time per image of the network and of the calibration of its outputs."""
-    import torch
-
-    model, images = results.model, example.test.inputs()[:IMAGES_PER_BATCH]
-    outputs = results.test.select(slice(IMAGES_PER_BATCH))
-    with torch.inference_mode():
-        network_time, blend_time = (
-            f"{1e6 / len(images) * median(repeat(call, number=1, repeat=15)):.0f} µs"
-            for call in (lambda: model.network(images), lambda: model.predict_proba(outputs))
-        )
-    console().print(
-        f"\nTime per image on one core, in batches of {len(images)}: {network_time} for the network, {blend_time} more "
-        f"for KCalBlend. The demo took {seconds:.0f} s."
-    )
-
-
 def show_next_commands(folder: Path, saved: Path) -> None:
     """Print code and commands that can be pasted as they are."""
     screen, kcal = console(), program()
     model, calibration, test, probabilities = (
-        shlex.quote(str(folder / name)) for name in ("mine.kcal", "calibration.npz", "test.npz", "probabilities.csv")
+        shlex.quote(str(folder / name)) for name in ("mine.kcal", "calibration.npz", "test.npz", "probabilities.npz")
     )
     line = f"model = kcal.CalibratedClassifier.load({str(saved)!r}, network)"
     screen.print("\nKCalBlend is saved. To use it after the lines of Python above:\n")

@@ -14,8 +14,8 @@ from kcal.cli.messages import check_options, error_text
 from kcal.cli.output import Result, check_writable, console, shown, simple_table
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, MissingExtraError, warn
 
-MAX_DETAILED = 4
-"""Methods of which all metrics are shown; of more, the main ones."""
+MAX_COLUMNS = 4
+"""Methods that are columns of the table of metrics; more of them are rows."""
 
 
 DATA = options.MATRICES | options.LABELS | options.GROUPS | options.WEIGHTS
@@ -29,12 +29,12 @@ def evaluate(
     probabilities: options.Probabilities = None,
     **shared: options.Shared,
 ) -> Result:
-    """Measure a model on labelled data: accuracy, calibration errors, Brier losses, log-loss, with intervals.
+    """Measure a model on labelled data: accuracy, calibration errors, Brier score and log-loss, with intervals.
 
     If the data have [cyan]logits[/] too, the network's own probabilities are shown beside the model's. Rows that the
-    model was fitted on are rejected. Names in an npz file may begin with [cyan]test_[/]. With [cyan]groups[/], the
-    intervals resample whole groups; [cyan]weights[/] are the relative importance of the rows. Without DATA, MODEL is a
-    file of probabilities, such as kcal predict writes. kcal compare fits several methods.
+    model was fitted on are rejected. With [cyan]groups[/], the intervals resample whole groups; [cyan]weights[/] are
+    the relative importance of the rows. Without DATA, MODEL is a file of probabilities, such as kcal predict writes.
+    kcal compare fits several methods.
 
     [bold]Examples[/]
 
@@ -166,7 +166,7 @@ def network_probs(outputs: Any, classes: Any, representation: str = "logits") ->
 def apply_model(calibrator: Any, outputs: Any) -> Comparison:
     """Return a model's probabilities, after those of the network's logits if there are any."""
     classes, representation = calibrator.classes_, "logits"
-    if calibrator.needs_logits_:
+    if calibrator.tags.needs_logits:
         outputs = replace(outputs, classes=classes)  # the order in which they were read
         representation = calibrator.get_params().get("representation", "logits")
     probs = network_probs(outputs, classes, representation)
@@ -226,12 +226,12 @@ def fit_methods(
     from kcal.progress import working
 
     calibrators = {name: make_calibrator(name) for name in names}
-    learners = [calibrator for calibrator in calibrators.values() if calibrator.uses_training_set]
+    learners = [calibrator for calibrator in calibrators.values() if calibrator.tags.uses_training_set]
     check_options((any(train) and not learners, "--train has no effect: none of these methods learns from it."))
     takes = {"embeddings", "logits", "labels", "groups", "weights"}
-    calibration = read(path, shared, takes, prefix=("", "calibration_"), needs=("labels",))
+    calibration = read(path, shared, takes, needs=("labels",))
     columns = calibration.columns if path.suffix == test_path.suffix else {}  # the same for files of one kind
-    test = read(test_path, {**shared, **columns}, takes, prefix=("", "test_"), needs=("labels",))
+    test = read(test_path, {**shared, **columns}, takes, needs=("labels",))
     if test.classes is None:
         test = replace(test, classes=calibration.classes)
     training = {one.inputs: read_training(one, path, calibration, shared, *train) for one in learners}
@@ -241,11 +241,11 @@ def fit_methods(
         try:
             with working(f"Fitting {name}"):
                 kcal.fit_on(calibrator, calibration, training.get(calibrator.inputs), classes=calibration.classes)
-                if not calibrator.needs_logits_ and calibrator.inputs == "both":
+                if not calibrator.tags.needs_logits and calibrator.inputs == "both":
                     warn(f"{name}: {path} has no logits, so it is fitted on embeddings alone.", KcalWarning)
                 if not shared["allow_overlap"]:
                     check_overlap(calibrator, test, test_path)
-                takes_logits = calibrator.needs_logits_ and test.logits is not None
+                takes_logits = calibrator.tags.needs_logits and test.logits is not None
                 outputs = in_order_of(test, calibrator.classes_) if takes_logits else test
                 classes = calibrator.classes_ if classes is None else classes
                 probs[name] = align(kcal.predict_on(calibrator, outputs), calibrator.classes_, classes)
@@ -267,19 +267,18 @@ def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[
     from kcal.progress import working
     from kcal.validation import encode_labels
 
-    outputs = comparison.outputs
-    labels = encode_labels(outputs.labels, comparison.classes, "labels")
+    outputs, classes = comparison.outputs, comparison.classes
     confidence = None if shared["no_intervals"] else 0.95 if shared["confidence"] is None else shared["confidence"]
-    units = np.arange(len(labels)) if outputs.groups is None else outputs.groups
+    units = np.arange(len(outputs.labels)) if outputs.groups is None else outputs.groups
     resampled = units if outputs.weights is None else units[outputs.weights > 0]
     if confidence is not None and len(np.unique(resampled)) < 2:
         warn("There are no confidence intervals: there is only one sample or group to resample.", KcalWarning)
         confidence = None
-    settings = {"resamples": shared["resamples"] or 1000, "seed": shared["seed"] or 0}
-    known = {"sample_weight": outputs.weights, "groups": None if confidence is None else outputs.groups}
+    resampling: dict[str, Any] = {"resamples": shared["resamples"] or 1000, "seed": shared["seed"] or 0}
+    options = {"sample_weight": outputs.weights, "groups": None if confidence is None else outputs.groups}
     with working("Measuring"):
         evaluations = {
-            name: kcal.evaluate(probs, labels, confidence=confidence, **known, **settings)
+            name: kcal.evaluate(probs, outputs.labels, classes=classes, confidence=confidence, **options, **resampling)
             for name, probs in comparison.probs.items()
         }
     first = next(iter(evaluations.values()))
@@ -297,86 +296,64 @@ def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[
             page = import_module("kcal.report").write_report(
                 shared["report"],
                 {method_title(name): probs for name, probs in comparison.probs.items()},
-                labels,
-                class_names=comparison.classes.tolist(),
+                encode_labels(outputs.labels, classes),
+                class_names=classes.tolist(),
                 evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
                 sample_weight=outputs.weights,
                 groups=outputs.groups,
                 sources=facts,
                 limit=shared["pictures"] or 20,
-                settings={} if confidence is None else {name: f"{value:,}" for name, value in settings.items()},
+                settings={} if confidence is None else {name: f"{value:,}" for name, value in resampling.items()},
             )
     return Result(figures, lambda: show_evaluations(evaluations, page))
 
 
 def show_evaluations(evaluations: Mapping[str, Any], page: Path | None) -> None:
-    """Print the metrics with their intervals, and how they were computed."""
-    screen, first = console(), next(iter(evaluations.values()))
+    """Print the metrics, with their intervals unless there are many methods."""
+    screen, first, is_wide = console(), next(iter(evaluations.values())), len(evaluations) > MAX_COLUMNS
     screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
-    is_detailed = len(evaluations) <= MAX_DETAILED
-    screen.print(metrics_table(evaluations) if is_detailed else methods_table(evaluations))
+    screen.print(methods_table(evaluations) if is_wide else metrics_table(evaluations))
     best = ", bold is best" if len(evaluations) > 1 else ""
-    screen.print(
-        f"↑ higher is better, ↓ lower is better{best}. {first.bins} bins with equal counts unless noted; class-wise "
-        f"errors over probabilities of at least {first.threshold:.4g}."
-    )
-    if first.confidence is not None:
+    screen.print(f"↑ higher is better, ↓ lower is better{best}. {first.settings}.")
+    if first.confidence is not None and is_wide:
+        screen.print("--json FILE and --report FOLDER have the confidence intervals.")
+    elif first.confidence is not None:
         screen.print(
-            f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling. Chance makes calibration "
-            "errors larger; debiased is without that part, and what their interval is about."
+            f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling, without the part of "
+            "calibration errors that is due to chance."
         )
-    if not is_detailed:
-        screen.print("--json FILE and --report FOLDER have all metrics.")
     if page is not None:
         screen.print(f"The report is {shown(page)}", soft_wrap=True)
 
 
 def metrics_table(evaluations: Mapping[str, Any]) -> Any:
-    """Return all metrics, each with a line per method, its debiased value and its interval; the best in bold."""
-    from kcal.metrics import METRICS
-
-    first = next(iter(evaluations.values()))
-    is_alone = len(evaluations) == 1
-    intervals = () if first.confidence is None else ("debiased", f"{100 * first.confidence:.6g} % interval")
-    methods = () if is_alone else ("method",)
-    table = simple_table("metric", *methods, "value", *intervals, n_texts=1 + len(methods))
-    for name in first.metrics:
-        metric = METRICS[name]
-        title = metric.labelled(metric.description if is_alone else metric.title)
-        values = metric.format_beside([evaluation.metrics[name] for evaluation in evaluations.values()])
-        for (method, evaluation), (text, is_best) in zip(evaluations.items(), values, strict=True):
-            cells = [] if is_alone else [shown(method_title(method))]
-            cells.append(f"[bold]{text}[/]" if is_best else text)
-            if intervals:
-                debiased = evaluation.debiased.get(name)
-                cells += ["" if debiased is None else metric.format(debiased), interval_text(evaluation, metric)]
-            table.add_row(title, *cells)
-            title = ""
+    """Return metrics as rows and methods as columns, intervals below the values; the best of each in bold."""
+    table = simple_table("metric", *(shown(method_title(name)) for name in evaluations))
+    for metric, values in formatted_metrics(evaluations):
+        cells = []
+        for text, evaluation in zip(values, evaluations.values(), strict=True):
+            interval = evaluation.intervals.get(metric.name)
+            ends = "" if interval is None else ", ".join(map(metric.format, interval))
+            cells.append(f"{text}\n[dim]\\[{ends}][/]" if ends else text)
+        table.add_row(metric.labelled(metric.title), *cells)
     return table
 
 
 def methods_table(evaluations: Mapping[str, Any]) -> Any:
-    """Return methods as rows and the main metrics as columns, intervals below the values; the best of each in bold."""
-    from kcal.benchmark.results import MAIN_METRICS
-    from kcal.metrics import METRICS
-
-    metrics = [METRICS[name] for name in MAIN_METRICS]
-    table = simple_table("method", *(metric.labelled(metric.title) for metric in metrics))
-    columns = [
-        metric.format_beside([evaluation.metrics[metric.name] for evaluation in evaluations.values()])
-        for metric in metrics
-    ]
-    for row, (method, evaluation) in enumerate(evaluations.items()):
-        cells = []
-        for metric, column in zip(metrics, columns, strict=True):
-            text, is_best = column[row]
-            interval = interval_text(evaluation, metric)
-            cells.append((f"[bold]{text}[/]" if is_best else text) + (f"\n[dim]{interval}[/]" if interval else ""))
-        table.add_row(shown(method_title(method)), *cells)
+    """Return methods as rows and metrics as columns, the best of each in bold."""
+    metrics, columns = zip(*formatted_metrics(evaluations), strict=True)
+    table = simple_table("method", *(metric.labelled(metric.title).replace(" ", "\n", 1) for metric in metrics))
+    for name, *cells in zip(evaluations, *columns, strict=True):
+        table.add_row(shown(method_title(name)), *cells)
     return table
 
 
-def interval_text(evaluation: Any, metric: Any) -> str:
-    """Return the interval of a metric, escaped for rich; nothing without one."""
-    interval = evaluation.intervals.get(metric.name)
-    return "" if interval is None else f"\\[{metric.format(interval.low)}, {metric.format(interval.high)}]"
+def formatted_metrics(evaluations: Mapping[str, Any]) -> list[tuple[Any, list[str]]]:
+    """Return every metric of evaluations with its value for each method as text, the best in bold."""
+    first = next(iter(evaluations.values()))
+    metrics = [first.definitions[name] for name in first.metrics]
+    values = [metric.format_beside([one.metrics[metric.name] for one in evaluations.values()]) for metric in metrics]
+    return [
+        (metric, [f"[bold]{text}[/]" if is_best else text for text, is_best in column])
+        for metric, column in zip(metrics, values, strict=True)
+    ]

@@ -96,9 +96,11 @@ def error_text(error: KcalError, options: Mapping[str, str]) -> tuple[str, bool]
         return _with_options(str(error), options), False
     name = DATA_NAMES.get(error.parameter, error.parameter)
     name = name if name in CONTENT else options.get(name, name)
-    expected = re.sub(r"[a-z]+_\w+", lambda word: options.get(word[0], word[0]), error.expected)
-    remedy = _with_options(error.remedy, options)
-    return str(InvalidInputError(name, expected, got=error.got, remedy=remedy)), name.startswith("--")
+    expected, is_option = error.expected, name.startswith("--")
+    if is_option:  # what a file has stays as it is called there
+        expected = re.sub(r"\b[a-z]+_\w+\b(?!=)", lambda word: options.get(word[0], word[0]), expected)
+    expected, remedy = (_with_options(text, options) for text in (expected, error.remedy))
+    return str(InvalidInputError(name, expected, got=error.got, remedy=remedy)), is_option
 
 
 def _with_options(text: str, options: Mapping[str, str]) -> str:

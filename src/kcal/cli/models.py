@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +17,7 @@ import kcal
 from kcal.cli import options
 from kcal.cli.messages import check_options
 from kcal.cli.output import Result, check_writable, console, line, shown, simple_table
+from kcal.errors import KcalWarning, warn
 
 MODELS = (".kcal", ".safetensors")
 NOT_TYPED = ("head", "progress", "updates")
@@ -39,9 +42,9 @@ def fit(
 
     An npz file has the arrays [cyan]labels[/] and [cyan]embeddings[/], [cyan]logits[/] or both, and optionally
     [cyan]groups, weights, ids, classes[/] and, from the network's own training set, [cyan]train_embeddings,
-    train_labels, train_groups[/]; the other names may begin with [cyan]calibration_[/]. A csv or parquet table has
-    columns such as [cyan]label, embedding_0, embedding_1, logit_cat, logit_dog[/], or columns of lists. Options such as
-    --labels name other arrays, columns or files (FILE, FILE:NAME). Without --method, embeddings and logits are blended
+    train_labels, train_groups[/]. A csv or parquet table has columns such as [cyan]label, embedding_0, embedding_1,
+    logit_cat, logit_dog[/], or columns of lists. Options such as --labels name other arrays, columns or files (FILE,
+    FILE:NAME). Without --method, embeddings and logits are blended
     (kcal-blend); embeddings alone are fitted by kcal, logits alone by sms. Models of kcal, kcal-blend, knn and dac
     contain embeddings of the calibration set or, for dac, of the training set: personal data, if the inputs were.
 
@@ -60,12 +63,12 @@ def fit(
 
     calibrator = None if method is None else build_calibrator(method, shared, settings or [])
     takes = options.PARTS if calibrator is None else parts_to_fit(calibrator)
-    outputs = read(data, shared, takes, prefix=("", "calibration_"), needs=("labels",))
+    outputs = read(data, shared, takes, needs=("labels",), by=method or "")
     reason = ""
     if calibrator is None:
         method, reason = choose_method(outputs)
         calibrator = build_calibrator(method, shared, settings or [], reason)
-        check_unused(shared, parts_to_fit(calibrator))
+        check_unused(shared, parts_to_fit(calibrator), method)
     useless = shared["representation"] and outputs.logits is None
     check_options((useless, "--representation has no effect: there are no logits."))
     training = read_training(calibrator, data, outputs, shared, train, train_labels)
@@ -126,13 +129,11 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
         chosen["prior"] = parse_prior(shared["prior"])
     untrained = chosen.get("projection") in ("identity", "unit")
     searched = chosen.get("bandwidth", "cv") in ("cv", "published") or chosen.get("support") == "merged"
+    ignored = {"dimension": untrained, "recipe": untrained, "folds": not searched}
+    for name, is_ignored in ignored.items():
+        reason = "bandwidth that is not searched" if name == "folds" else "projection that is not trained"
+        check_options((is_ignored and chosen.get(name) is not None, f"--{name} has no effect with a {reason}."))
     check_options(
-        (untrained and "dimension" in chosen, "--dimension has no effect with a projection that is not trained."),
-        (untrained and "recipe" in chosen, "--recipe has no effect with a projection that is not trained."),
-        (
-            chosen.get("folds") is not None and not searched,
-            "--folds has no effect with a bandwidth that is not searched.",
-        ),
         (
             (chosen.get("bandwidth_reference") is not None) != (chosen.get("bandwidth") == "rule"),
             "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other: an earlier bandwidth "
@@ -151,13 +152,10 @@ def method_parameters(method: str) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """Return the JSON value; a list also without brackets or in round ones; anything else as text."""
-    inner = text.removeprefix("(").removesuffix(")").strip().removesuffix(",")
-    for form in (text, f"[{inner}]" if "," in text else text):
-        try:
-            return json.loads(form)
-        except (ValueError, RecursionError):
-            continue
+    """Return a value of JSON or a literal of Python, such as 0.5, true, None or 1,2; anything else as text."""
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return parse(text)
     return text
 
 
@@ -187,7 +185,7 @@ def fit_summary(calibrator: Any, outputs: Any, path: Any) -> dict[str, str]:
     columns = {part: outputs.columns[part] for part in options.PARTS if part in outputs.columns}
     rows |= {part: f"column{'s' if names[1:] else ''} {shorten(names)}" for part, names in columns.items()}
     if calibrator.inputs == "both":
-        takes = f"{len(labels):,} columns" if calibrator.needs_logits_ else "none: fitted on embeddings alone"
+        takes = f"{len(labels):,} columns" if calibrator.tags.needs_logits else "none: fitted on embeddings alone"
         rows.setdefault("logits", takes)
     return {**rows, **calibrator.summary(), "file": f"{path}, {decimal(path.stat().st_size)}"}
 
@@ -257,7 +255,7 @@ def compress(
     from kcal.persistence import load_calibrator
 
     calibrator: Any = load_calibrator(model)
-    if not hasattr(calibrator, "compress"):
+    if not calibrator.tags.has_support:
         raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")
     small = calibrator.compress(
         None if size is None else parse_value(size),
@@ -265,8 +263,12 @@ def compress(
         method=method,
         min_cluster_size=min_cluster_size,
     )
+    before, after = calibrator.support_size_, small.support_size_
+    wanted = parse_value(size or "0")
+    if min_cluster_size > 1 and after < (wanted if wanted > 1 else int(wanted * before)):
+        text = f"There are {after:,} support points, not {size}: --min-cluster-size {min_cluster_size} allows no more."
+        warn(text, KcalWarning)
     kcal.save(small, out)
-    before, after = (one.support_size_ for one in (calibrator, small))
     text = f"{out}: {after:,} support points in place of {before:,}"
     return line(text, file=out, support_size=after, support_size_before=before)
 

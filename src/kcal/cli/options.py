@@ -140,7 +140,7 @@ PARAMETERS = {
     name: Annotated[Text, _parameter(metavar, explanation)]
     for name, metavar, explanation in (
         ("kernel", "NAME", "Mother kernel, such as rbf or laplace. (default: rbf)"),
-        ("projection", "NAME", "Projection of the embeddings: skip, linear, identity, unit. (default: skip)"),
+        ("projection", "NAME", "Projection of the embeddings: residual, linear, identity, unit. (default: residual)"),
         ("dimension", "D", "Dimension of the projected space. (default: auto, at most 128; in the paper 32)"),
         ("recipe", "NAME", "Training of the projection: fast, paper. (default: fast)"),
         ("bandwidth", "B", "Kernel bandwidth: a number, cv for leave-one-out, published, or rule. (default: cv)"),

@@ -33,9 +33,8 @@ def predict(
     """Write calibrated probabilities for new data, as npz, npy, parquet or csv by the suffix of FILE.
 
     Tables get a column [cyan]prediction[/] and a column [cyan]p_CLASS[/] for each class; npz files the arrays
-    [cyan]prediction, probabilities, classes[/]; npy files only the probabilities. Ids are copied. Names in an npz file
-    may begin with [cyan]test_[/]. A model that was fitted on a table finds its columns by their names. A kcal-blend
-    that was fitted with logits needs them here too.
+    [cyan]prediction, probabilities, classes[/]; npy files only the probabilities. Ids are copied. A model that was
+    fitted on a table finds its columns by their names. A kcal-blend that was fitted with logits needs them here too.
 
     Several parquet files, named by their folder or by a pattern in quotes, are scored part by part into a folder of
     parquet files, here or on the machines of a Ray cluster. If that is stopped, the same command continues it.
@@ -77,7 +76,7 @@ def predict(
 
 def check_evidence(calibrator: Any, evidence: bool) -> None:
     """Raise if a model has no evidence to add."""
-    if evidence and not calibrator.has_evidence:
+    if evidence and not calibrator.tags.has_evidence:
         raise kcal.InvalidInputError("--evidence", "needs a kcal model", got=f"one of method {calibrator.method}")
 
 
@@ -204,7 +203,7 @@ def explain(
     if plot is not None:
         from kcal import plots
     calibrator: Any = load_calibrator(model)
-    if not calibrator.has_explanations:
+    if not calibrator.tags.has_explanations:
         got = f"{model}, of method {calibrator.method}"
         remedy = "Fit kcal, kcal-logits or kcal-blend."
         raise kcal.InvalidInputError("MODEL", "must predict from calibration samples", got=got, remedy=remedy)
@@ -212,7 +211,7 @@ def explain(
     rows = chosen_rows(outputs, data, row, id_)
     outputs = outputs.select(rows)
     names = outputs.ids
-    beside = {"logits": outputs.logits} if calibrator.inputs == "both" and calibrator.needs_logits_ else {}
+    beside = {"logits": outputs.logits} if calibrator.inputs == "both" and calibrator.tags.needs_logits else {}
     explanation = calibrator.explain(outputs.matrix(calibrator.inputs), k, **beside)
     explanation = replace(explanation, numbers=rows)
     titles = [f"row {number}" + ("" if names is None else f", {names[place]}") for place, number in enumerate(rows)]

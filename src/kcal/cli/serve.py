@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import inspect
-import re
-from collections.abc import Callable
 from importlib.util import find_spec
 
 import typer
 
 from kcal.cli import options
+from kcal.cli.output import Result, console, line, shown
 
 
 def serve(
@@ -43,7 +41,6 @@ def serve(
 
     [green]kcal serve model.kcal --network network.onnx --store feedback.db[/]
     """
-    from kcal.cli.output import console, shown
     from kcal.errors import MissingExtraError
 
     packages = {"grpc": "grpc"} if grpc_port is not None else {}
@@ -80,7 +77,10 @@ def serve(
     )
 
 
-def token_create(file: options.TokenFile, name: options.TokenName, scope: options.TokenScopes) -> None:
+@options.takes(options.OUTPUT)
+def token_create(
+    file: options.TokenFile, name: options.TokenName, scope: options.TokenScopes, **shared: options.Shared
+) -> Result:
     """Make a token and show it, once: the file holds its digest alone.
 
     Scopes are predict, feedback, metrics (for Prometheus) and admin, which allows everything.
@@ -91,27 +91,24 @@ def token_create(file: options.TokenFile, name: options.TokenName, scope: option
     """
     from kcal.serving.tokens import create_token
 
-    typer.echo(create_token(file, name, scope))
+    made = create_token(file, name, scope)
+    return Result({"name": name, "scopes": scope, "token": made}, lambda: typer.echo(made))
 
 
-def token_list(file: options.TokenFile) -> None:
+@options.takes(options.OUTPUT)
+def token_list(file: options.TokenFile, **shared: options.Shared) -> Result:
     """Show the names and scopes of all tokens of a file."""
-    from kcal.cli.output import console, shown
     from kcal.serving.tokens import read_tokens
 
-    for record in read_tokens(file):
-        line = f"{record.name}: {', '.join(record.scopes)}; made {record.created}"
-        console().print(shown(line), soft_wrap=True)
+    records = [{"name": one.name, "scopes": list(one.scopes), "created": one.created} for one in read_tokens(file)]
+    lines = [f"{one['name']}: {', '.join(one['scopes'])}; made {one['created']}" for one in records]
+    return Result(records, lambda: console().print("\n".join(map(shown, lines)), soft_wrap=True))
 
 
-def token_revoke(file: options.TokenFile, name: options.TokenName) -> None:
+@options.takes(options.OUTPUT)
+def token_revoke(file: options.TokenFile, name: options.TokenName, **shared: options.Shared) -> Result:
     """End a token; a running service sees it within seconds."""
     from kcal.serving.tokens import revoke_token
 
     revoke_token(file, name)
-
-
-token = typer.Typer(rich_markup_mode="rich", help="Make, list and revoke the tokens of a service.")
-_commands: dict[str, Callable[..., None]] = {"create": token_create, "list": token_list, "revoke": token_revoke}
-for _name, _command in _commands.items():
-    token.command(_name, help=re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.getdoc(_command) or ""))(_command)
+    return line(f"{name}: revoked", revoked=name)

@@ -17,7 +17,15 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
-from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator, predict_on
+from kcal.calibrators import (
+    Calibrator,
+    Explanation,
+    PredictionModule,
+    fit_on,
+    make_calibrator,
+    predict_on,
+    update_on,
+)
 from kcal.deployment.export import (
     MIN_LOGIT,
     TOLERANCE,
@@ -39,7 +47,7 @@ from kcal.deployment.reference import (
     network_reference,
 )
 from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, extract_batches, get_head, read_outputs
-from kcal.embeddings.extraction import SplitBatch
+from kcal.embeddings.extraction import SplitBatch, check_finite
 from kcal.embeddings.heads import Outputs, layer_name
 from kcal.embeddings.networks import checksum, count_rows, device_of, evaluation_mode, preserve_state, unwrap
 from kcal.errors import InvalidInputError, NetworkWarning, warn
@@ -48,6 +56,8 @@ from kcal.persistence import from_parts, load_with_network, save, to_parts
 from kcal.validation import check_columns, shown
 
 ARRAYS = (torch.Tensor, np.ndarray)
+BATCH_ROWS = 256
+"""Rows of an array that the network gets at once."""
 Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
 """A loader, a batch, outputs, or a folder of outputs."""
 
@@ -105,7 +115,7 @@ class CalibratedClassifier(nn.Module):
         if not isinstance(method, str | Calibrator):
             raise InvalidInputError("method", "must be the name of a method or a calibrator", got=shown(method))
         self.network = unwrap(network)
-        self.method = method
+        self.method = make_calibrator(method) if isinstance(method, str) else method
         head = layer_name(head, network) if isinstance(head, str | nn.Module) else head
         self.options = {"head": head, "batch": batch, "autocast": autocast}
         self.progress = progress
@@ -115,6 +125,7 @@ class CalibratedClassifier(nn.Module):
     def fit(
         self,
         loader: Source,
+        y: Any = None,
         *,
         train_loader: Source | None = None,
         groups: Any = None,
@@ -127,27 +138,26 @@ class CalibratedClassifier(nn.Module):
         ----------
         loader : iterable of batches, ClassifierOutputs or folder
             The calibration set, with labels; outputs of this network that :func:`kcal.extract` returned or wrote
-            to a folder are not computed again.
+            to a folder are not computed again. With ``y``, the inputs of the network as one array, tensor or mapping.
+        y : (n,) array, optional
+            Labels of inputs that are arrays: columns of the logits, or names of ``classes``.
         train_loader : the same, optional
             The network's own training set, for methods that learn from it, such as KCal its projection; an error for
             others.
         groups, sample_weight : (n,) arrays, optional
-            Of the calibration samples, as in the calibrator's ``fit``.
+            Of the calibration samples, as in the calibrator's ``fit``; an error for methods that do not use them.
         classes : sequence, optional
             Names of the classes, in the order of the logits.
         """
-        calibrator = make_calibrator(self.method) if isinstance(self.method, str) else clone(self.method)
-        if train_loader is not None and not calibrator.uses_training_set:
+        calibrator = clone(self.method)
+        if train_loader is not None and not calibrator.tags.uses_training_set:
             expected = f"must be left out: method {calibrator.method} with these parameters learns nothing from it"
             raise InvalidInputError("train_loader", expected, remedy="A projection is learned by KCal, for example.")
-        calibration = self.outputs(loader)
-        if groups is not None or sample_weight is not None:
-            check_order(loader, beside="sample_weight" if groups is None else "groups")
-            given = {"groups": groups, "weights": sample_weight}
-            calibration = replace(calibration, **{name: part for name, part in given.items() if part is not None})
-        if calibration.labels is None:
-            remedy = "Yield (inputs, labels), or pass batch= to CalibratedClassifier."
-            raise InvalidInputError("loader", "must yield labels to fit", got="inputs only", remedy=remedy)
+        for name, values in (("groups", groups), ("sample_weight", sample_weight)):
+            if values is not None and name not in calibrator.tags.fit_options:
+                expected = f"must be left out: method {calibrator.method} does not use them"
+                raise InvalidInputError(name, expected, remedy="KCal and KCalBlend do, for example.")
+        calibration = self._labelled(loader, y, classes=classes, groups=groups, weights=sample_weight)
         training = None
         if train_loader is not None:
             training = with_names(self.outputs(train_loader), classes)
@@ -156,6 +166,32 @@ class CalibratedClassifier(nn.Module):
         self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)
         return self
+
+    def partial_fit(
+        self, loader: Source, y: Any = None, *, ids: Any = None, groups: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Add labelled samples to a fitted calibrator that learns online: KCal or KCalBlend.
+
+        ``loader`` and ``y`` are as in :meth:`fit`, the others as in the calibrator's ``partial_fit``.
+        """
+        calibrator = self._fitted()[0]
+        given = {"ids": ids, "groups": groups, "weights": sample_weight}
+        samples = self._labelled(loader, y, classes=calibrator.classes_, **given)
+        update_on(calibrator, with_names(samples, calibrator.classes_))
+        return self
+
+    def _labelled(self, loader: Source, y: Any, *, classes: Any, **given: Any) -> ClassifierOutputs:
+        """Return the outputs for labelled data, with what is given beside them in the order of their rows."""
+        given = {name: part for name, part in given.items() if part is not None}
+        if y is not None:
+            loader = batches_of(loader, label_codes(y, classes))
+        outputs = self.outputs(loader)
+        if given:
+            check_order(loader, beside={"weights": "sample_weight"}.get(next(iter(given)), next(iter(given))))
+        if outputs.labels is None:
+            remedy = "Yield (inputs, labels), pass y, or pass batch= to CalibratedClassifier."
+            raise InvalidInputError("loader", "must yield labels to fit", got="inputs only", remedy=remedy)
+        return replace(outputs, **given)
 
     @property
     def classes_(self) -> NDArray[Any]:
@@ -184,6 +220,7 @@ class CalibratedClassifier(nn.Module):
             outputs = self._head.outputs(self.network, arguments)
         if not torch.compiler.is_compiling():
             check_widths(self._fitted()[0], *outputs)
+            check_finite(*outputs)
         return outputs
 
     def predict_proba(self, data: Source) -> NDArray[np.float32]:
@@ -207,11 +244,25 @@ class CalibratedClassifier(nn.Module):
         For KCal and its blend; see their ``evidence``. ``data`` as in :meth:`predict_proba`.
         """
         calibrator = self._fitted()[0]
-        if not calibrator.has_evidence:
+        if not calibrator.tags.has_evidence:
             expected, got = "must be a method with evidence, such as kcal-blend", calibrator.method
             raise InvalidInputError("method", expected, got=got)
         shares: NDArray[np.float32] = calibrator.evidence(self.outputs(data, labelled=False).matrix(calibrator.inputs))
         return shares
+
+    def explain(self, data: Source, k: int = 5) -> Explanation:
+        """Return the ``k`` most influential calibration samples of each prediction; ``data`` as in ``predict_proba``.
+
+        For KCal and its blend; see their ``explain``.
+        """
+        calibrator = self._fitted()[0]
+        if not calibrator.tags.has_explanations:
+            expected, got = "must be a method with explanations, such as kcal-blend", calibrator.method
+            raise InvalidInputError("method", expected, got=got)
+        outputs = self.outputs(data, labelled=False)
+        logits = outputs.logits if calibrator.inputs == "both" else None
+        explanation: Explanation = calibrator.explain(outputs.matrix(calibrator.inputs), k, logits=logits)
+        return explanation
 
     def outputs(self, data: Source, *, labelled: bool = True) -> ClassifierOutputs:
         """Return embeddings, logits and, if ``labelled``, labels; ``data`` as in :meth:`predict_proba`.
@@ -225,9 +276,9 @@ class CalibratedClassifier(nn.Module):
             return computed
         if not labelled:
             check_order(data)
-        loader = [data] if is_batch(data) else data
+        loader = batches_of(data) if isinstance(data, ARRAYS) else [data] if is_batch(data) else data
         options = self.options | ({"head": self._head} if self._head else {})
-        reader = BatchReader(self.network, labelled=labelled, **options)
+        reader = BatchReader(self.network, labelled=labelled, needs_embeddings=self._needs_embeddings, **options)
         outputs = extract_batches(reader, loader, progress=self.progress)
         self._head = reader.head
         return outputs
@@ -325,8 +376,8 @@ class CalibratedClassifier(nn.Module):
 
         def run(*inputs: Any, **named_inputs: Any) -> tuple[torch.Tensor, ...]:
             embeddings, logits = classifier.embeddings_and_logits(*inputs, **named_inputs)
-            found = {"embeddings": embeddings.float(), "logits": logits.float().clamp(min=MIN_LOGIT)}
-            return tuple(found[name] for name in taken)
+            found: dict[str, Any] = {"embeddings": embeddings, "logits": logits.float().clamp(min=MIN_LOGIT)}
+            return tuple(found[name].float() for name in taken)
 
         return Predictor(classifier.network, names, dict.fromkeys(taken, 0.0), by_name=by_name, run=run), parts
 
@@ -334,7 +385,12 @@ class CalibratedClassifier(nn.Module):
         """Find the last layer by the inputs of a batch, if it is not known yet."""
         if self._head is None:
             with preserve_state(self.network), torch.no_grad():
-                self._head, _ = get_head(self.options["head"], self.network, inputs)
+                given, needs = self.options["head"], self._needs_embeddings
+                self._head, _ = get_head(given, self.network, inputs, needs_embeddings=needs)
+
+    @property
+    def _needs_embeddings(self) -> bool:
+        return (self.calibrator or self.method).inputs != "logits"
 
     def get_extra_state(self) -> Any:
         """Return what a state dictionary needs beside tensors: the calibrator without its model, and the head."""
@@ -408,13 +464,41 @@ def _by_name(network: nn.Module, positional: tuple[Any, ...], named: dict[str, A
     return dict(zip(names, positional, strict=True)) | named
 
 
-def check_widths(calibrator: Calibrator, embeddings: torch.Tensor, logits: torch.Tensor) -> None:
+def batches_of(inputs: Any, labels: Any = None) -> list[Any]:
+    """Return inputs of a network, arrays or a mapping of arrays, in batches; with ``labels``, pairs of both."""
+
+    def rows(part: Any, block: slice) -> Any:
+        if isinstance(part, Mapping):
+            return {key: rows(value, block) for key, value in part.items()}
+        return tuple(rows(value, block) for value in part) if isinstance(part, tuple | list) else part[block]
+
+    n_rows = count_rows(inputs)
+    if n_rows is None or (labels is not None and len(labels) != n_rows):
+        expected = "must be arrays, with a row for each label" if labels is not None else "must be arrays"
+        got = shown(inputs) if n_rows is None else f"{n_rows:,} rows, and {len(labels):,} labels"
+        raise InvalidInputError("X", expected, got=got)
+    blocks = [slice(start, start + BATCH_ROWS) for start in range(0, max(n_rows, 1), BATCH_ROWS)]
+    return [rows(inputs, block) if labels is None else (rows(inputs, block), labels[block]) for block in blocks]
+
+
+def label_codes(y: Any, classes: Any) -> NDArray[Any]:
+    """Return labels as columns of the logits; names, which may be integers, are looked up in ``classes``."""
+    labels, names = np.asarray(y.cpu() if isinstance(y, torch.Tensor) else y), np.asarray(classes)
+    if classes is None or labels.ndim != 1 or (labels.dtype.kind in "iub" and names.dtype.kind not in "iu"):
+        return labels
+    places = {name: place for place, name in enumerate(names.tolist())}
+    unknown = [label for label in labels.tolist() if label not in places]
+    if unknown:
+        raise InvalidInputError("y", "must be names of classes", got=repr(unknown[0]))
+    return np.array([places[label] for label in labels.tolist()])
+
+
+def check_widths(calibrator: Calibrator, embeddings: torch.Tensor | None, logits: torch.Tensor) -> None:
     """Raise if embeddings or logits have not the columns that a calibrator was fitted with."""
-    n_classes = 1 if logits.shape[1] == 1 and len(calibrator.classes_) == 2 else len(calibrator.classes_)
-    given = {"embeddings": embeddings.shape[1], "logits": logits.shape[1]}
-    expected = {"embeddings": calibrator.n_features_in_, "logits": n_classes}
+    given = {"embeddings": 0 if embeddings is None else embeddings.shape[1], "logits": logits.shape[1]}
+    expected = {"embeddings": calibrator.n_features_in_, "logits": len(calibrator.classes_)}
     if calibrator.inputs == "logits":
-        expected["logits"] = calibrator.n_features_in_
+        expected["logits"] = max(calibrator.n_features_in_, 2)  # one column has the logits of both classes
     for name in taken_outputs(calibrator):
         if given[name] != expected[name]:
             remark = f"must give {name} with the {expected[name]:,} columns of the fit"

@@ -98,7 +98,7 @@ class HeadPredictor(Predictor):
 
 def taken_outputs(calibrator: Calibrator) -> tuple[str, ...]:
     """Return which outputs of a network the predictions of a calibrator take: "embeddings", "logits" or both."""
-    takes = {"embeddings": calibrator.inputs != "logits", "logits": calibrator.needs_logits_}
+    takes = {"embeddings": calibrator.inputs != "logits", "logits": calibrator.tags.needs_logits}
     return tuple(name for name, is_taken in takes.items() if is_taken)
 
 
@@ -108,7 +108,7 @@ def prediction_outputs(calibrator: Calibrator) -> dict[str, float]:
     The evidence is a share of calibration samples. A sample whose density is that of the row but for rounding may count
     or not.
     """
-    evidence = {"evidence": calibrator.model_.evidence_step} if calibrator.has_evidence else {}
+    evidence = {"evidence": calibrator.model_.evidence_step} if calibrator.tags.has_evidence else {}
     return {"probabilities": 0.0, **evidence}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kcal.embeddings import ClassifierOutputs, Head, LayerHead
-from kcal.embeddings.heads import MAX_LISTED, linear_layers
+from kcal.embeddings.heads import MAX_LISTED, OutputHead, both_classes, linear_layers
 from kcal.embeddings.networks import checksum, preserve_state
 from kcal.errors import FileFormatError, InvalidInputError
 
@@ -39,10 +39,10 @@ def network_reference(network: nn.Module, head: Head | None) -> dict[str, Any]:
 
 
 def head_reference(head: Head | None) -> dict[str, Any] | str | None:
-    """Return the fields of a head that is a layer, a mark for a function, or None if the head is not known yet."""
+    """Return the fields of a head that is a layer, a mark for a function, or None if none is needed or known yet."""
     if isinstance(head, LayerHead):
         return dict(vars(head))
-    return None if head is None else FUNCTION
+    return None if head is None or isinstance(head, OutputHead) else FUNCTION
 
 
 def head_from_reference(stored: dict[str, Any] | str | None) -> LayerHead | None:
@@ -80,11 +80,13 @@ def check_outputs(outputs: ClassifierOutputs, network: nn.Module) -> None:
         for layer in linear_layers(network).values():
             weight = layer.weight
             assert isinstance(weight, torch.Tensor)
-            if weight.shape[:2] != (logits.shape[1], embeddings.shape[1]):
+            n_outputs = 1 if weight.shape[0] == 1 else logits.shape[1]
+            if weight.shape[:2] != (n_outputs, embeddings.shape[1]):
                 continue
             rows = embeddings.to(weight).reshape(*embeddings.shape, *[1] * (weight.ndim - 2))  # positions: one
-            computed = layer(rows).flatten(1).float().cpu()
-            if (computed - logits).abs().max() <= LOGIT_ERROR * logits.abs().max():
+            computed = both_classes(layer(rows).flatten(1).float().cpu())
+            found = (computed, torch.log_softmax(computed, dim=1)) if computed.shape == logits.shape else ()
+            if any((each - logits).abs().max() <= LOGIT_ERROR * logits.abs().max() for each in found):
                 return
     raise InvalidInputError(
         "loader",

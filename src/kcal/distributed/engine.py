@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from kcal.errors import InvalidInputError, MissingExtraError
-from kcal.threads import one_thread
 
 logger = logging.getLogger("kcal.distributed")
 
 
 def require_ray() -> Any:
     """Return ray; raise with the command that installs it if it is missing."""
+    os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")  # for an address that does not answer; Ray has 30
     try:
         import pyarrow  # noqa: F401
         import ray
@@ -40,13 +41,17 @@ def connect(address: str | None = None, **options: Any) -> Any:
     MissingExtraError
         If Ray is not installed.
     InvalidInputError
-        If Ray cannot connect: it waits for some minutes for a cluster that does not answer.
+        If Ray cannot connect. A cluster that does not answer is given up after some 20 seconds, or 40 if ray was
+        imported before.
     """
     ray = require_ray()
     if ray.is_initialized():
         return ray
     settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    settings |= {"include_dashboard": False} if address in (None, "local") else {}  # of a cluster that starts here
+    if address in (None, "local"):
+        settings["include_dashboard"] = False  # of a cluster that starts here
+    else:
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # one attempt to connect in place of 20
     try:
         ray.init(address=address, **settings | options)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
@@ -81,7 +86,10 @@ def run_tasks(
     try:
         while running:
             (finished,), running = ray.wait(running)
-            result = ray.get(finished)
+            try:
+                result = ray.get(finished)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None  # as the function raised it
             running += [remote.remote(*call) for call in islice(waiting, 1)]
             yield result
     finally:
@@ -94,13 +102,9 @@ def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], 
 
     Pass it to :func:`kcal.benchmark.run` as ``parallel``.
     """
+    from kcal.benchmark.running import call_on_one_thread
+
     ray = connect()
     stored = {id(argument): ray.put(argument) for call in calls for argument in call}  # a task is sent once
     shared = [(function, *(stored[id(argument)] for argument in call)) for call in calls]
     yield from run_tasks(ray, call_on_one_thread, shared, at_once=jobs, num_cpus=1.0)
-
-
-def call_on_one_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call in a worker."""
-    with one_thread():
-        return function(*arguments)

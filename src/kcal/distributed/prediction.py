@@ -1,7 +1,8 @@
 """Predictions for more rows than one process should hold: parquet files in, partitioned parquet out.
 
 A part of an input file is scored by one call and written as one file, under a temporary name and then renamed: it is
-there as a whole or not at all. A manifest names the parts and the settings that they were computed with.
+there as a whole or not at all. Its name has a hash of the input file, the model and the settings: a part that is there
+needs no other check. A manifest of all parts is written at the end.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,6 @@ MANIFEST, LOCK, SPOOLED = "_manifest.json", "_run.lock", "_rows"
 """Manifest, lock and folder for the rows of a Dataset: readers of partitioned parquet skip a leading underscore."""
 TEMPORARY = f".{'[0-9a-f]' * 16}.parquet"
 """Names of parts that are being written, as :func:`kcal.files.atomic_path` makes them."""
-REMEDY = "Choose another folder, or remove this one."
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def predict(
     check_choice(engine, "engine", ENGINES)
     fitted = _check_model(model)
     calibrator = _calibrator_of(fitted)
-    if evidence and not calibrator.has_evidence:
+    if evidence and not calibrator.tags.has_evidence:
         raise InvalidInputError("evidence", f"needs a kcal model; this one is of method {calibrator.method}")
     default_rows = NETWORK_ROWS if isinstance(fitted, CalibratedClassifier) else BLOCK_ROWS
     rows = default_rows if rows_at_once is None else rows_at_once
@@ -179,34 +179,35 @@ def predict(
         if ids is not None and file.columns[ids] != files[0].columns[ids]:
             expected = f"must have ids of the type of those in {files[0].path}, {files[0].columns[ids]}"
             raise InvalidInputError(file.path, expected, got=file.columns[ids])
-    parts = [part for file in files for part in file.parts(part_rows, rows)]
-    settings = {"model": _digest(fitted), "columns": json.loads(json.dumps(asdict(scorer.columns)))}
-    settings |= {"evidence": evidence, "rows_at_once": rows, "part_rows": part_rows}
+    settings = hashlib.sha256(repr((_digest(fitted), scorer.columns, evidence, rows, part_rows)).encode())
+    parts = [part for file in files for part in file.parts(part_rows, rows, settings.hexdigest()[:8])]
     folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(folder, LOCK):
-        _begin(folder, settings, parts)
+        _check_folder(folder, parts)
+        _remove_leftovers(folder)
         missing = _missing(folder, parts)
         run = _on_ray if engine == "ray" else _in_this_process
         _collect(run(missing, scorer, folder, workers) if missing else (), len(missing), progress)
         if lost := _missing(folder, parts):
             problem = f"{folder / lost[0].name} was written, but is not there"
             raise FileFormatError(f"{problem}: all machines must share the folder, and nobody may remove its files.")
-        _write_manifest(folder, settings, parts, complete=True)
+        _remove_leftovers(folder)
+        listed = [{"file": part.path, "first_row": part.start, "rows": len(part), "name": part.name} for part in parts]
+        content = {"rows": sum(map(len, parts)), "parts": listed}
+        write_whole(folder / MANIFEST, json.dumps(content, indent=1).encode())
     shutil.rmtree(folder / SPOOLED, ignore_errors=True)
     return Predictions(folder, sum(map(len, parts)), len(parts), len(missing))
 
 
-def _collect(reports: Iterable[Done], total: int, progress: bool | None) -> None:
-    """Wait for all parts, raise the first error, and issue every warning once."""
+def _collect(finished: Iterable[frozenset[tuple[str, str]]], total: int, progress: bool | None) -> None:
+    """Wait for all parts, and issue every warning, by its class and text, once."""
     issued: set[tuple[str, str]] = set()
     with progress_bar("Scoring", total, show=progress) as advance:
-        for done in reports:
-            if done.error:
-                raise KcalError(done.error)
-            for name, text in sorted(done.warnings - issued):
+        for warned in finished:
+            for name, text in sorted(warned - issued):
                 warn(text, getattr(errors, name))
-            issued |= done.warnings
-            advance(done.name)
+            issued |= warned
+            advance("")
 
 
 def _check_model(model: Any) -> Model:
@@ -234,48 +235,25 @@ def _digest(model: Model) -> str:
     return digest.hexdigest()[:16]
 
 
-def _begin(folder: Path, settings: Mapping[str, Any], parts: Sequence[Part]) -> None:
-    """Write the manifest; raise if the folder holds parts of another model, of other settings or of other files."""
-    path, known = folder / MANIFEST, set()
-    if path.exists():
-        try:
-            stored = dict(json.loads(path.read_bytes())["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise FileFormatError(f"{path} is damaged. {REMEDY}") from error
-        differing = [name for name, value in settings.items() if stored.get(name) != value]
-        if differing:
-            expected = f"must be empty or hold predictions with the same {', '.join(differing)}"
-            raise InvalidInputError("out", expected, got=str(folder), remedy=REMEDY)
-        known = {part.name for part in parts}
-    unknown = sorted({file.name for file in folder.glob("[!.]*.parquet")} - known)
-    if unknown:
-        expected = f"must hold only the parts of its {MANIFEST}, of these files as they are now"
-        raise InvalidInputError("out", expected, got=str(folder / unknown[0]), remedy=REMEDY)
-    _write_manifest(folder, settings, parts, complete=False)
+def _check_folder(folder: Path, parts: Sequence[Part]) -> None:
+    """Raise if a folder holds other files than these parts."""
+    others = sorted({file.name for file in folder.glob("[!.]*.parquet")} - {part.name for part in parts})
+    if others:
+        expected = "must be empty or hold predictions of the same model and settings, for these files as they are now"
+        remedy = "Choose another folder, or remove this one."
+        raise InvalidInputError("out", expected, got=str(folder / others[0]), remedy=remedy)
 
 
-def _write_manifest(folder: Path, settings: Mapping[str, Any], parts: Sequence[Part], *, complete: bool) -> None:
-    """Write the settings and the parts, and remove what processes that were killed left half-written."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed left half-written."""
     for leftover in folder.glob(TEMPORARY):
         leftover.unlink(missing_ok=True)
-    listed = [{"file": part.path, "first_row": part.start, "rows": len(part), "name": part.name} for part in parts]
-    content = {"complete": complete, "rows": sum(map(len, parts)), "settings": dict(settings), "parts": listed}
-    write_whole(folder / MANIFEST, json.dumps(content, indent=1).encode())
 
 
 def _missing(folder: Path, parts: Sequence[Part]) -> list[Part]:
     """Return the parts that are not written yet."""
     written = {path.name for path in folder.glob("*.parquet")}
     return [part for part in parts if part.name not in written]
-
-
-@dataclass(frozen=True)
-class Done:
-    """A part that is written, with the warnings of its prediction, class and text; or the error that prevented it."""
-
-    name: str
-    warnings: frozenset[tuple[str, str]] = frozenset()
-    error: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,11 +283,11 @@ class Scorer:
         columns = prediction_columns(probs, self.model.classes_, ids=ids, id_column=id_column, evidence=evidence)
         return pyarrow.table(columns)
 
-    def write(self, part: Part, folder: Path) -> Done:
-        """Write the predictions of a part, unless they are there; return an error of the data or the files as text."""
+    def write(self, part: Part, folder: Path) -> frozenset[tuple[str, str]]:
+        """Write the predictions of a part, unless they are there; return the warnings, each by its class and text."""
         target = folder / part.name
         if target.exists():
-            return Done(part.name)
+            return frozenset()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", KcalWarning)
@@ -317,8 +295,8 @@ class Scorer:
                 with one_thread(), atomic_path(target) as temporary:
                     self._write_blocks(part, temporary)
             except (KcalError, OSError) as error:
-                return Done(part.name, error=f"{part.path}, rows {part.start:,} to {part.stop:,}: {error}")
-        return Done(part.name, frozenset((entry.category.__name__, str(entry.message)) for entry in caught))
+                raise KcalError(f"{part.path}, rows {part.start:,} to {part.stop:,}: {error}") from error
+        return frozenset((entry.category.__name__, str(entry.message)) for entry in caught)
 
     def _write_blocks(self, part: Part, path: Path) -> None:
         from pyarrow.parquet import ParquetWriter
@@ -344,19 +322,19 @@ class Scorer:
         return ClassifierOutputs(features, matrix_of(rows, self.columns.logits) if self.columns.logits else None)
 
 
-def _in_this_process(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Done]:
+def _in_this_process(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Any]:
     return (scorer.write(part, folder) for part in parts)
 
 
-def _on_ray(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Done]:
-    """Yield what tasks report of parts."""
+def _on_ray(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Any]:
+    """Yield the warnings of parts as tasks finish them."""
     ray = connect(workers.address)
     count, needs = workers.needs(ray, scorer.model)
     model, on_gpu = ray.put(scorer), needs["num_gpus"] > 0
     return run_tasks(ray, write_part, ((model, part, folder, on_gpu) for part in parts), at_once=count, **needs)
 
 
-def write_part(scorer: Scorer, part: Part, folder: Path, on_gpu: bool) -> Done:
+def write_part(scorer: Scorer, part: Part, folder: Path, on_gpu: bool) -> Any:
     """Write the predictions of a part in a worker."""
     if on_gpu:
         scorer.to("cuda")

@@ -19,11 +19,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from kcal.calibrators.kcal import check_bandwidth, check_pair
+from kcal.calibrators import calibrator_state
+from kcal.calibrators.kcal import check_bandwidth, check_positive_pair
 from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share, reference_rows
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
-from kcal.distributed.tables import NOT_FEATURES, Columns, InputFile, find_files, matrix_of, open_parquet
+from kcal.distributed.tables import NOT_FEATURES, Columns, find_files, matrix_of, reading
 from kcal.errors import InvalidInputError, KcalError
 from kcal.kernels import (
     KERNELS,
@@ -65,8 +66,6 @@ Loader = Callable[[Index], Callable[[], torch.Tensor]]
 """Maps rows to a function that loads their embeddings in an actor."""
 QUERY_ROWS = 8_192
 """Queries that are sent to the shards at once."""
-READ_ROWS = 65_536
-"""Rows of a file that an actor reads at once."""
 NEAREST = 1e-5
 """Share of the spread of the points that is so narrow a bandwidth that only the nearest points count."""
 
@@ -153,14 +152,21 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes : sequence, optional
             As in ``fit``.
         """
-        files = [InputFile.read(path) for path in find_files(data)]
+        import pyarrow.dataset
+
+        paths = [str(path.resolve()) for path in find_files(data)]
+        with reading(", ".join(paths)):
+            dataset = pyarrow.dataset.dataset(paths, format="parquet")
         others = [name for name in (label, weight, group) if name is not None]
-        names = tuple(features or (name for name in files[0].columns if name not in {*NOT_FEATURES, *others}))
-        for file in files:
-            Columns((*names, *others)).check(list(file.columns), file.path)
-        paths = [file.path for file in files]
-        values = {name: np.concatenate([_column(path, name) for path in paths]) for name in others}
-        labels = check_labels(values[label], len(values[label]))
+        names = tuple(features or (name for name in dataset.schema.names if name not in {*NOT_FEATURES, *others}))
+        Columns((*names, *others)).check(dataset.schema.names, ", ".join(paths))
+        table = dataset.to_table(columns=others)
+        for name in others:
+            if n_missing := table.column(name).null_count:
+                expected = f"must have a value in every row of the column {name!r}"
+                raise InvalidInputError("data", expected, got=f"{n_missing:,} missing")
+        values = {name: table.column(name).to_numpy() for name in others}
+        labels = check_labels(values[label], len(table))
         first = load_rows(paths, names, np.arange(min(len(labels), COMPARED_ROWS)))
         weights, groups = (None if name is None else values[name] for name in (weight, group))
         return self._fit(lambda rows: partial(load_rows, paths, names, rows), first, labels, weights, groups, classes)
@@ -260,16 +266,8 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         log_volume = get_kernel(self.kernel).log_volume(self.bandwidth_, len(self._support.centre))
         return torch.cat([part.log_densities(log_weights + log_volume)[0] for part in sums])
 
-    def state(self) -> NoReturn:
-        """Raise: the samples are too many for this process, which :func:`kcal.save` would gather them in."""
-        check_is_fitted(self)
-        raise KcalError(
-            "A fitted ShardedKCal cannot be saved: its samples are in processes of the cluster. Fit again with "
-            f"bandwidth={self.bandwidth_!r}, which only loads the shards; or save a KCal of a sample."
-        )
-
     def __getstate__(self) -> Any:
-        return self.state() if "bandwidth_" in vars(self) else super().__getstate__()
+        return raise_if_saved(self) if "bandwidth_" in vars(self) else super().__getstate__()
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row."""
@@ -292,9 +290,19 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.projection, str):
             check_choice(self.projection, "projection", tuple(UNTRAINED))
         check_bandwidth(self.bandwidth, None)
-        check_pair(self.bandwidth_interval, "bandwidth_interval")
+        check_positive_pair(self.bandwidth_interval, "bandwidth_interval")
         if self.bandwidth == "published" and self.folds is None:
             raise InvalidInputError("folds", 'must be given with bandwidth="published"', got="None", remedy="Pass 20.")
+
+
+@calibrator_state.register
+def raise_if_saved(calibrator: ShardedKCal) -> NoReturn:
+    """Raise: the samples are too many for this process, which :func:`kcal.save` would gather them in."""
+    check_is_fitted(calibrator)
+    raise KcalError(
+        "A fitted ShardedKCal cannot be saved: its samples are in processes of the cluster. Fit again with "
+        f"bandwidth={calibrator.bandwidth_!r}, which only loads the shards; or save a KCal of a sample."
+    )
 
 
 class Hidden(NamedTuple):
@@ -383,7 +391,7 @@ class Shard:
             points = project(content.projection, embeddings)
         self.log_lengths = None
         if content.keeps_lengths:
-            self.log_lengths = torch.cat([log_lengths(rows) for rows in torch.split(embeddings, READ_ROWS)])
+            self.log_lengths = torch.cat([log_lengths(rows) for rows in torch.split(embeddings, QUERY_ROWS)])
         self.place, self.keys = content.place, content.keys
         weights = None if content.log_weights is None else content.log_weights.to(points)
         n_classes = self.place.stop_class - self.place.first_class
@@ -506,36 +514,9 @@ def start_shards(ray: Any, contents: Sequence[ShardContent], n_classes: int, *, 
 
 
 def load_rows(paths: Sequence[str], features: Sequence[str], rows: Index) -> torch.Tensor:
-    """Return embeddings from columns of parquet files, (n, h), in the order of ``rows``, which count over all files.
+    """Return embeddings from columns of parquet files, (n, h), in the order of ``rows``, which count over all files."""
+    import pyarrow.dataset
 
-    Beside them only a block of a file is held.
-    """
-    import pyarrow
-
-    order = np.argsort(rows, kind="stable")
-    ascending, start, embeddings = rows[order], 0, torch.empty(0)
-    for path in paths:
-        if start > ascending[-1]:
-            break
-        with open_parquet(path) as file:
-            for batch in file.iter_batches(READ_ROWS, columns=list(features)):
-                first, last = np.searchsorted(ascending, [start, start + batch.num_rows])
-                if last > first:
-                    chosen = pyarrow.Table.from_batches([batch]).take(ascending[first:last] - start)
-                    values = check_matrix(matrix_of(chosen, features), path)
-                    if first == 0:
-                        embeddings = values.new_empty(len(rows), values.shape[1])
-                    embeddings[torch.from_numpy(order[first:last])] = values
-                start += batch.num_rows
-    return embeddings
-
-
-def _column(path: str, name: str) -> NDArray[Any]:
-    """Return one column of a parquet file."""
-    with open_parquet(path) as file:
-        column = file.read([name]).column(name)
-    if column.null_count:
-        expected = f"must have a value in every row of the column {name!r}"
-        raise InvalidInputError("data", expected, got=f"{column.null_count:,} missing values in {path}")
-    values: NDArray[Any] = column.to_numpy()
-    return values.astype(str) if values.dtype == object else values
+    dataset = pyarrow.dataset.dataset(list(paths), format="parquet")
+    few = {"batch_size": QUERY_ROWS, "batch_readahead": 1, "fragment_readahead": 1}  # beside the rows that are taken
+    return check_matrix(matrix_of(dataset.take(rows, columns=list(features), **few), features), "data")

@@ -33,12 +33,16 @@ NOT_FEATURES = ("label", "group", "weight", "id")
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``start`` to ``stop`` of a parquet file; ``digest`` is that of the file when the parts were cut."""
+    """Rows ``start`` to ``stop`` of a parquet file.
+
+    ``digest`` is that of the file when the parts were cut, ``settings`` that of what the predictions depend on.
+    """
 
     path: str
     start: int
     stop: int
     digest: str
+    settings: str = ""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -46,7 +50,7 @@ class Part:
     @property
     def name(self) -> str:
         """Name of the file of the predictions."""
-        return f"{Path(self.path).stem}-{self.digest}-{self.start:012d}.parquet"
+        return f"{Path(self.path).stem}-{self.digest}{self.settings}-{self.start:012d}.parquet"
 
     def blocks(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield tables of ``rows`` rows, the last with those that are left; little more than one is held."""
@@ -105,11 +109,11 @@ class InputFile:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
         return cls(place, digest, sum(groups), max(groups, default=0), columns)
 
-    def parts(self, rows: int, block_rows: int) -> Iterator[Part]:
+    def parts(self, rows: int, block_rows: int, settings: str = "") -> Iterator[Part]:
         """Yield the parts of the file, which begin at multiples of ``block_rows``."""
         step = -(-max(rows, self.largest_row_group) // block_rows) * block_rows
         for start in range(0, self.rows, step):
-            yield Part(self.path, start, min(start + step, self.rows), self.digest)
+            yield Part(self.path, start, min(start + step, self.rows), self.digest, settings)
 
 
 def file_digest(path: str) -> str:

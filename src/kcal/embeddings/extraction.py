@@ -23,6 +23,7 @@ from kcal.embeddings.networks import (
     checksum,
     count_rows,
     device_of,
+    dtype_of,
     preserve_state,
     tensor_bytes,
     to_device,
@@ -83,7 +84,7 @@ def extract(
     Returns
     -------
     ClassifierOutputs
-        ``embeddings`` (n, h) and ``logits`` (n, n_classes) in float32, and ``labels`` (n,), None if there are none.
+        ``embeddings`` (n, h) and ``logits`` (n, n_classes) in float32, and ``labels`` (n,), or None without them.
 
     Examples
     --------
@@ -134,7 +135,10 @@ def extract_batches(
 
 
 class BatchReader:
-    """Runs a network on batches; the head is found with the first. Labels are ignored unless ``labelled``."""
+    """Runs a network on batches; the head is found with the first.
+
+    Labels are ignored unless ``labelled``. Without ``needs_embeddings`` the logits suffice, and no layer is looked for.
+    """
 
     def __init__(
         self,
@@ -144,6 +148,7 @@ class BatchReader:
         batch: SplitBatch | None = None,
         autocast: torch.dtype | None = None,
         labelled: bool = True,
+        needs_embeddings: bool = True,
     ) -> None:
         if not isinstance(network, nn.Module):
             raise InvalidInputError("network", "must be an nn.Module", got=shown(network))
@@ -153,7 +158,7 @@ class BatchReader:
             expected = "must be a floating-point type of torch, such as torch.bfloat16"
             raise InvalidInputError("autocast", expected, got=shown(autocast))
         self.network = unwrap(network)
-        self.autocast, self.labelled = autocast, labelled
+        self.autocast, self.labelled, self.needs_embeddings = autocast, labelled, needs_embeddings
         self.head: Head | None = None
         self._batch = split_batch if batch is None else batch
         self._given_head = layer_name(head, network) if isinstance(head, str | nn.Module) else head
@@ -164,20 +169,16 @@ class BatchReader:
         if count_rows(inputs) == 0:
             raise InvalidInputError("batches", "must hold at least one sample", got=f"none in batch {index}")
         device = device_of(self.network)
-        inputs = to_device(inputs, device)
+        inputs = to_device(inputs, device, dtype_of(self.network))
         try:
             outputs = self._run(inputs, device)
         except Exception as error:
             error.add_note(f"The network was run on batch {index} of the loader.")
             raise
-        embeddings, logits = (part.detach().float().cpu().numpy() for part in outputs)
-        logits = np.where(np.isneginf(logits), np.finfo(np.float32).min, logits)  # a class that is masked out
-        arrays = {"embeddings": embeddings, "logits": logits}
-        for name, values in arrays.items():
-            finite = np.isfinite(values).all(axis=1)
-            if not finite.all():
-                got = f"{name} with NaN or infinity in batch {index}, at its row {int(np.argmin(finite))}"
-                raise InvalidInputError("network", "must give finite numbers", got=got)
+        check_finite(*outputs, where=f" in batch {index}")
+        named = zip(("embeddings", "logits"), outputs, strict=True)
+        arrays = {name: part.detach().float().cpu().numpy() for name, part in named if part is not None}
+        logits = arrays["logits"] = arrays["logits"].clip(min=np.finfo(np.float32).min)  # −∞: a masked class
         if labels is not None and self.labelled:
             arrays["labels"] = check_batch_labels(labels, f"labels of batch {index}", *logits.shape)
         elif isinstance(labels, torch.Tensor) and labels.is_floating_point() and bool((labels % 1 != 0).any()):
@@ -200,8 +201,22 @@ class BatchReader:
         with torch.no_grad(), precision:
             if self.head is not None:
                 return self.head.outputs(self.network, inputs)
-            self.head, outputs = get_head(self._given_head, self.network, inputs)
+            self.head, outputs = get_head(
+                self._given_head, self.network, inputs, needs_embeddings=self.needs_embeddings
+            )
             return outputs
+
+
+def check_finite(embeddings: torch.Tensor | None, logits: torch.Tensor, *, where: str = "") -> None:
+    """Raise if outputs of a network hold NaN or infinity; a logit of −∞ is a class that is masked out."""
+    for name, values in (("embeddings", embeddings), ("logits", logits)):
+        if values is None:
+            continue
+        finite = torch.isfinite(values) if name == "embeddings" else values < torch.inf
+        rows = finite.all(dim=1)
+        if not bool(rows.all()):
+            got = f"{name} with NaN or infinity{where}, at its row {int(rows.int().argmin())}"
+            raise InvalidInputError("network", "must give finite numbers", got=got)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:
@@ -227,6 +242,12 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 def check_batch_labels(labels: Any, name: str, n_samples: int, n_classes: int) -> NDArray[np.int64]:
     """Return the labels of a batch, (n_samples,); raise if they are not columns of the logits."""
     array = to_array(labels, name)
+    if array.ndim == 2 and array.shape[1] > 1:
+        remedy = (
+            "Pass labels.argmax(1) of one-hot rows. Several labels per sample (multi-label) are not supported: fit one "
+            "calibrator per label, on its own logit."
+        )
+        raise InvalidInputError(name, "must be one class per sample", got=f"shape {array.shape}", remedy=remedy)
     codes = check_labels(array[:, 0] if array.shape[1:] == (1,) else array, n_samples, name)
     if codes.dtype.kind == "U":
         remedy = "Give the columns of the logits as labels, and their names as classes= of fit."

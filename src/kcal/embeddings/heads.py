@@ -25,8 +25,8 @@ MAX_LISTED = 12
 FUNCTION_REMEDY = "or a function that returns (embeddings, logits) of the inputs of a batch."
 Logits = dict[str | int | None, torch.Tensor]
 """Matrices (n, n_classes) in the output of a network, by key, attribute or position; None for the output itself."""
-Outputs = tuple[torch.Tensor, torch.Tensor]
-"""Embeddings, (n, h), and logits, (n, n_classes)."""
+Outputs = tuple[torch.Tensor | None, torch.Tensor]
+"""Embeddings, (n, h), or None if no method needs them, and logits, (n, n_classes), at least two columns."""
 
 
 class Head(Protocol):
@@ -72,14 +72,29 @@ class LayerHead:
         if self.gives_logits and not torch.compiler.is_compiling() and not made.gives(logits):
             expected, remedy = "must give the logits of every batch", f"Pass another layer, {FUNCTION_REMEDY}"
             raise InvalidInputError("head", expected, got=f"{self.name}, whose output differs", remedy=remedy)
-        return made.embeddings(logits), logits
+        return made.embeddings(logits), both_classes(logits)
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """The output of a network as logits, without embeddings: enough for methods that take logits alone."""
+
+    logits_key: str | int | None = None
+
+    def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
+        """Return None and the logits of a batch."""
+        logits = logits_in(run_network(network, inputs)).get(self.logits_key)
+        if logits is None:
+            expected = "must give its logits for every batch as for the first"
+            raise InvalidInputError("network", expected, got=f"no {self.logits_key!r}")
+        return None, both_classes(logits)
 
 
 @dataclass(frozen=True)
 class FunctionHead:
     """A function that returns the embeddings and logits of the inputs of a batch."""
 
-    function: Callable[[Any], Outputs]
+    function: Callable[[Any], tuple[torch.Tensor, torch.Tensor]]
 
     def outputs(self, network: nn.Module, inputs: Any) -> Outputs:
         """Return the embeddings and logits of a batch."""
@@ -88,23 +103,30 @@ class FunctionHead:
         if not is_pair or not all(isinstance(part, torch.Tensor) for part in result):
             raise InvalidInputError("head", "must return two tensors, (embeddings, logits)", got=shown(result))
         embeddings, logits = result
+        logits = logits[:, None] if logits.ndim == 1 else logits
         if embeddings.ndim != 2 or logits.ndim != 2 or embeddings.shape[0] != logits.shape[0]:
             expected = "must return embeddings (n, h) and logits (n, n_classes)"
             got = f"shapes {tuple(embeddings.shape)} and {tuple(logits.shape)}"
             raise InvalidInputError("head", expected, got=got, remedy="Pool the tokens or pixels of a sample.")
-        return embeddings, logits
+        return embeddings, both_classes(logits)
 
 
-def get_head(head: Any, network: nn.Module, inputs: Any) -> tuple[Head, Outputs]:
+def get_head(head: Any, network: nn.Module, inputs: Any, *, needs_embeddings: bool = True) -> tuple[Head, Outputs]:
     """Return a head with its outputs for the inputs of a batch.
 
-    The head is found in the network if ``head`` is None, or given as a name, a layer or a function.
+    The head is given as a name, a layer or a function, or found in the network if ``head`` is None. Without
+    ``needs_embeddings``, the one output of a network suffices.
     """
+    if head is None and not needs_embeddings:
+        logits = logits_in(run_network(network, inputs))
+        if len(logits) == 1:
+            key, values = next(iter(logits.items()))
+            return OutputHead(key), (None, both_classes(values))
     if head is None:
         return find_head(network, inputs)
     if isinstance(head, str | nn.Module):
         return named_head(head, network, inputs)
-    if not isinstance(head, LayerHead | FunctionHead):
+    if not isinstance(head, LayerHead | OutputHead | FunctionHead):
         if not callable(head):
             expected = "must be the name of a layer, a layer of the network, or a function"
             raise InvalidInputError("head", expected, got=shown(head))
@@ -115,8 +137,8 @@ def get_head(head: Any, network: nn.Module, inputs: Any) -> tuple[Head, Outputs]
 def find_head(network: nn.Module, inputs: Any) -> tuple[LayerHead, Outputs]:
     """Return the one layer whose output is the network's, up to the choice of a position (a token) of each sample.
 
-    The network runs once; twice if its last layer has more than one position per sample. Its outputs for the inputs
-    are returned, too.
+    A log-softmax may follow the layer: the softmax of both is the same. The network runs once; twice if its last layer
+    has more than one position per sample. Its outputs for the inputs are returned, too.
 
     Raises
     ------
@@ -136,7 +158,7 @@ def find_head(network: nn.Module, inputs: Any) -> tuple[LayerHead, Outputs]:
     if len(found) == 1:
         head, made = found[0]
         values = logits[head.logits_key]
-        return head, (made.embeddings(values), values)
+        return head, (made.embeddings(values), both_classes(values))
     reason = "is needed: no linear layer of the network has the network's output as its own"
     if found:
         reason = "is needed: several layers have the network's output as their own"
@@ -162,7 +184,7 @@ def named_head(head: str | nn.Module, network: nn.Module, inputs: Any) -> tuple[
     found = matching_heads(name, calls[name], logits)
     chosen, made = found[0] if found else chosen_head(name, calls[name], logits)
     values = logits[chosen.logits_key]
-    return chosen, (made.embeddings(values), values)
+    return chosen, (made.embeddings(values), both_classes(values))
 
 
 def layer_name(head: str | nn.Module, network: nn.Module) -> str:
@@ -253,33 +275,31 @@ def logits_in(output: Any) -> Logits:
     """Return the matrices in the output of a network that may be its logits; raise if there is none.
 
     The output is a tensor, a mapping or an object with ``logits``, or a tuple or list, of which every matrix counts.
+    Where no matrix has two columns, one of a single column has the logits of a binary classifier; so has a vector that
+    is the output itself.
     """
     parts: dict[str | int | None, Any]
     if isinstance(output, torch.Tensor):
-        parts = {None: output}
-    elif isinstance(output, Mapping) and "logits" in output:
-        parts = {"logits": output["logits"]}
+        parts = {None: output[:, None] if output.ndim == 1 else output}
     elif isinstance(output, Mapping):
-        parts = dict(output)
+        parts = {"logits": output["logits"]} if "logits" in output else dict(output)
     elif isinstance(getattr(output, "logits", None), torch.Tensor):
         parts = {"logits": output.logits}
-    elif isinstance(output, tuple | list):
-        parts = dict(enumerate(output))
     else:
-        parts = {}
-    matrices = {key: part for key, part in parts.items() if isinstance(part, torch.Tensor) and part.ndim == 2}
-    if any(matrix.shape[1] > 1 for matrix in matrices.values()):
-        return {key: matrix for key, matrix in matrices.items() if matrix.shape[1] > 1}
-    expected, remedy = "must output logits, (n, n_classes)", f"Pass head={FUNCTION_REMEDY.removeprefix('or')}"
-    if matrices:
-        expected += ", of at least two classes"
-        remedy = (
-            "A network with one output z, the log-odds of the second of two classes, has the logits (0, z): "
-            f"{remedy[0].lower()}{remedy[1:]}"
-        )
-    shapes = {key: tuple(part.shape) for key, part in parts.items() if isinstance(part, torch.Tensor)}
-    got = ", ".join(f"{'' if key is None else f'{key!r} of '}shape {shape}" for key, shape in shapes.items())
-    raise InvalidInputError("network", expected, got=got or f"a {type(output).__name__}", remedy=remedy)
+        parts = dict(enumerate(output)) if isinstance(output, tuple | list) else {}
+    tensors = {key: part for key, part in parts.items() if isinstance(part, torch.Tensor)}
+    matrices = {key: part for key, part in tensors.items() if part.ndim == 2}
+    if not matrices:
+        shapes = [f"{'' if key is None else f'{key!r} of '}shape {tuple(part.shape)}" for key, part in tensors.items()]
+        got, remedy = ", ".join(shapes) or f"a {type(output).__name__}", f"Pass head={FUNCTION_REMEDY[2:]}"
+        raise InvalidInputError("network", "must output logits, (n, n_classes)", got=got, remedy=remedy)
+    wide = {key: matrix for key, matrix in matrices.items() if matrix.shape[1] > 1}
+    return wide or matrices
+
+
+def both_classes(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits, (n, n_classes); a single column z, the log-odds of the second of two classes, becomes (0, z)."""
+    return nn.functional.pad(logits, (1, 0)) if logits.shape[1] == 1 else logits
 
 
 def _explains(head: LayerHead, made: LayerCall, logits: Logits) -> bool:
@@ -325,7 +345,12 @@ class LayerCall(NamedTuple):
         return self.inputs[torch.arange(first.shape[0], device=first.device), first]
 
     def _gives_at(self, logits: torch.Tensor) -> torch.Tensor:
-        return equal(self.outputs.to(logits.dtype), logits[:, None]).all(dim=2)  # (n, n_positions)
+        """Return where the output, or its log-softmax, is the logits, (n, n_positions)."""
+        outputs, rows = self.outputs.to(logits.dtype), logits[:, None]
+        if logits.shape[1] == 1:
+            return equal(outputs, rows).all(dim=2)
+        normalised = torch.isclose(torch.log_softmax(outputs, dim=2), rows, rtol=1e-5, atol=1e-6)
+        return equal(outputs, rows).all(dim=2) | normalised.all(dim=2)
 
 
 @contextmanager

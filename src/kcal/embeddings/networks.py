@@ -32,6 +32,12 @@ def device_of(network: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
+def dtype_of(network: nn.Module) -> torch.dtype:
+    """Return the floating-point type of the first such parameter or buffer of a network."""
+    tensors = (tensor for part in (network.parameters(), network.buffers()) for tensor in part)
+    return next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+
+
 def checksum(network: nn.Module) -> str:
     """Return the SHA-256 of the names, types, shapes and values of a network's parameters and buffers."""
     digest = hashlib.sha256()
@@ -113,12 +119,16 @@ def count_rows(inputs: Any) -> int | None:
     return next((count for count in map(count_rows, parts) if count is not None), None)
 
 
-def to_device(inputs: Any, device: torch.device) -> Any:
-    """Return the inputs with all tensors in them on a device; numpy arrays become tensors."""
+def to_device(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the inputs with all tensors in them on a device; numpy arrays become tensors, of ``dtype`` if floats."""
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
-        inputs = torch.from_numpy(inputs)
+        inputs = (
+            torch.from_numpy(inputs.astype(np.float32, copy=False)).to(dtype)
+            if inputs.dtype.kind == "f"
+            else (torch.from_numpy(inputs))
+        )
     if isinstance(inputs, torch.Tensor):
         return inputs.to(device, non_blocking=True)
     if isinstance(inputs, Mapping):
-        return {key: to_device(value, device) for key, value in inputs.items()}
-    return tuple(to_device(value, device) for value in inputs) if isinstance(inputs, tuple | list) else inputs
+        return {key: to_device(value, device, dtype) for key, value in inputs.items()}
+    return tuple(to_device(value, device, dtype) for value in inputs) if isinstance(inputs, tuple | list) else inputs

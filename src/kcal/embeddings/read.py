@@ -22,7 +22,7 @@ from kcal.embeddings.folder import read_outputs as read_folder
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, MissingExtraError
 from kcal.files import array_names, check_path, read_array, without_mark
-from kcal.validation import check_labels, check_matrix, check_weights
+from kcal.validation import check_labels, check_matrix, check_weights, collect_classes, shown
 
 MATRICES = ("embeddings", "logits")
 VECTORS = ("labels", "groups", "weights", "ids")
@@ -68,7 +68,7 @@ def read_outputs(
     weights: str | None = "weights",
     ids: str | None = "ids",
     classes: Sequence[Any] | None = None,
-    prefix: str | Sequence[str] = "",
+    prefix: str = "",
 ) -> FileOutputs:
     """Read a classifier's outputs from an npz, npy, csv or parquet file, or a folder that :func:`extract` wrote.
 
@@ -91,8 +91,8 @@ def read_outputs(
         The class of every column of the logits. By default the array ``classes`` of an npz file or what the columns of
         a table are called after the prefix. Integer labels are positions among classes that are passed, or that are in
         the same npz file; otherwise labels are classes.
-    prefix : str or sequence of str, default ""
-        Text before all names in an npz file, such as ``train_``; of several, the first with embeddings or logits.
+    prefix : str, default ""
+        Text before all names in an npz file, such as ``train_``.
 
     Returns
     -------
@@ -100,27 +100,31 @@ def read_outputs(
         A :class:`ClassifierOutputs` with ``classes`` and the names of columns; arrays in numpy, checked.
     """
     wanted = dict(zip(PARTS, (embeddings, logits, labels, groups, weights, ids), strict=True))
+    for part, name in {**wanted, "prefix": prefix}.items():
+        several = name if isinstance(name, list | tuple) else ["" if name is None and part != "prefix" else name]
+        if not all(isinstance(text, str) for text in several):
+            raise InvalidInputError(part, "must be a name, or a list of columns", got=shown(name))
     file = _open(check_path(path))
-    own = {part: name for part, name in wanted.items() if name is not None and not _other_file(name)}
-    prefixes = (prefix,) if isinstance(prefix, str) else tuple(prefix)
-    matrices = [own[part] for part in MATRICES if part in own]
-    start = next((text for text in prefixes if any(f"{text}{name}" in file.names for name in matrices)), prefixes[0])
+    single = next((part for part in MATRICES if wanted[part] is not None and not _other_file(wanted[part])), "")
     found: dict[str, NDArray[Any]] = {}
     columns: dict[str, tuple[str, ...]] = {}
-    for part, names in _find_parts(file, own, start).items():
-        found[part] = file.read(part, names)
-        columns |= {part: names} if file.is_table else {}
-    for part, name in wanted.items():
-        if (match := _other_file(name)) is not None:
-            other = _open(Path(match[1]))
-            names = _find(other, part, match[2] or part) or _only(other, part)
-            found[part] = other.read(part, names)
-            columns |= {part: names} if other.is_table else {}
+    for part in sorted(PARTS, key=lambda part: wanted[part] == "*"):  # those that take all other columns come last
+        if (match := _other_file(wanted[part])) is not None:
+            source = _open(Path(match[1]))
+            names = source.find(part, match[2] or part) or source.only(part)
+        elif file.is_single:  # of the array of an npy file
+            source, names = file, (part,) if part == single else ()
+        else:
+            taken = [name for names in columns.values() for name in names]
+            source, names = file, file.find(part, wanted[part], prefix, taken)
+        if names:
+            found[part] = source.read(part, names)
+            columns |= {part: names} if source.is_table else {}
     with _about(file.path):
         checked = _check(found)
-        order, stored = _find_classes(file, classes, class_names(columns.get("logits", ()), logits), start)
+        order, stored = _find_classes(file, classes, class_names(columns.get("logits", ()), logits), prefix)
         if order is not None and "labels" in checked:
-            positions = classes is not None or (stored and "labels" in own)
+            positions = classes is not None or (stored and not _other_file(labels))
             checked["labels"], order = _match_labels(checked["labels"], order, positions=positions)
     return FileOutputs(**checked, classes=order, columns=columns, available=file.names)
 
@@ -193,34 +197,6 @@ def _about(path: Path) -> Iterator[None]:
         raise InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy) from error
 
 
-def _find_parts(file: _File, own: Mapping[str, Names], prefix: str) -> dict[str, tuple[str, ...]]:
-    """Return the arrays or columns of every part; a part that takes all other columns comes last."""
-    columns: dict[str, tuple[str, ...]] = {}
-    for part in sorted(own, key=lambda part: own[part] == "*"):
-        taken = {name for names in columns.values() for name in names}
-        names = _find(file, part, own[part], prefix, taken)
-        columns |= {part: names} if names else {}
-    single = next((part for part in MATRICES if part in own), None)
-    return {single: (single,)} if file.is_single and single else columns
-
-
-def _find(file: _File, part: str, name: Names, prefix: str = "", taken: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the names of the arrays or columns of a part; arrays have a prefix."""
-    prefix = "" if file.is_table else prefix
-    available = [text.removeprefix(prefix) for text in file.names if text.startswith(prefix)]
-    with _about(file.path):
-        return tuple(prefix + text for text in match_columns(part, name, available, taken, is_table=file.is_table))
-
-
-def _only(file: _File, part: str) -> tuple[str, ...]:
-    """Return the columns of a part in a file of its own that does not have it under its name."""
-    if file.is_table and part in MATRICES:
-        return match_columns(part, "*", file.names)
-    if not file.is_single and not (file.is_table and len(file.names) == 1):
-        raise InvalidInputError(str(file.path), f"has no {part}; it has {_listed(file.names)}")
-    return file.names or (part,)
-
-
 def _check(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts as arrays: matrices of finite numbers, and one value per sample of everything else."""
     checked: dict[str, Any] = {}
@@ -264,7 +240,7 @@ def _find_classes(
     ``names`` are those that the columns of a table have.
     """
     if given is not None:
-        classes = np.array(list(given))
+        classes = collect_classes([], given)
         typed = [str(label) for label in classes.tolist()]
         if len(set(typed)) < max(len(typed), 2):
             raise InvalidInputError("classes", "must be at least two, each once", got=shorten(typed) or "none")
@@ -304,6 +280,21 @@ class _File(NamedTuple):
     """Return the array of a part from the names of its array or columns."""
     is_table: bool = False
     is_single: bool = False
+
+    def find(self, part: str, name: Names, prefix: str = "", taken: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the names of the arrays or columns of a part; arrays have a prefix."""
+        prefix = "" if self.is_table else prefix
+        available = [text.removeprefix(prefix) for text in self.names if text.startswith(prefix)]
+        with _about(self.path):
+            return tuple(prefix + text for text in match_columns(part, name, available, taken, is_table=self.is_table))
+
+    def only(self, part: str) -> tuple[str, ...]:
+        """Return the columns of a part in a file of its own that does not have it under its name."""
+        if self.is_table and part in MATRICES:
+            return match_columns(part, "*", self.names)
+        if not self.is_single and not (self.is_table and len(self.names) == 1):
+            raise InvalidInputError(str(self.path), f"has no {part}; it has {_listed(self.names)}")
+        return self.names or (part,)
 
 
 def _open(path: Path) -> _File:

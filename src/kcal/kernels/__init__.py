@@ -13,6 +13,7 @@ from kcal.kernels.bandwidth import (
     search_bandwidth,
     search_near,
     search_published,
+    search_with_background,
     size_of_rarest_class,
 )
 from kcal.kernels.leave_out import (
@@ -33,7 +34,15 @@ from kcal.kernels.sums import (
     class_posteriors,
     largest_contributions,
 )
-from kcal.kernels.support import LeaveOut, SortedSupport, in_double, leave_out_rule, sort_support, sum_of_points
+from kcal.kernels.support import (
+    LeaveOut,
+    SortedSupport,
+    in_double,
+    leave_out_rule,
+    sort_support,
+    sorted_support,
+    sum_of_points,
+)
 
 __all__ = [
     "INTERVAL",
@@ -68,7 +77,9 @@ __all__ = [
     "search_bandwidth",
     "search_near",
     "search_published",
+    "search_with_background",
     "size_of_rarest_class",
     "sort_support",
+    "sorted_support",
     "sum_of_points",
 ]

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import BandwidthWarning, InvalidInputError, warn
 from kcal.kernels.leave_out import MAX_PREDICTED, LeaveOutLoss, PredictedLoss
 from kcal.kernels.mother import MotherKernel
-from kcal.kernels.support import SortedSupport
+from kcal.kernels.sums import PreparedSupport, slices
+from kcal.kernels.support import SortedSupport, leave_out_rule
 from kcal.progress import progress_bar
 from kcal.validation import ALMOST_ZERO, shown, to_numbers
 
@@ -42,6 +43,11 @@ NEAR_SAMPLES, EXPECTED_SPREAD = 1_000, 0.05
 """Samples that a search nearby predicts at most, and the standard deviation of log b around the expected bandwidth."""
 TYPICAL_EVALUATIONS = {"cv": 14, "published": 26}
 """Evaluations of a search, for the progress bar, by the value of ``bandwidth`` that asks for it."""
+GRID = tuple(0.04 * 2 ** (place / 2) for place in range(12))
+BACKGROUNDS = (1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
+"""Values of b, relative to the spread of the points, and of β that a search with a background tries."""
+GRID_SUMS = 2_000_000
+"""Class sums of such a search at once."""
 MIN_EXPONENT = -0.25
 """Lowest exponent of a fitted power law."""
 MIN_SIZE_SHARE = 0.1
@@ -321,6 +327,49 @@ def search_published(losses: Losses, *, after_each: Callable[[str], None] | None
             remedy='Use bandwidth="cv", which widens the interval.',
         )
     return tried.curve(best, at_edge=at_edge)
+
+
+def search_with_background(
+    support: SortedSupport,
+    index: torch.Tensor,
+    own_probs: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    kernel: MotherKernel,
+    keys: torch.Tensor | None,
+) -> tuple[float, float]:
+    """Return b and β of the lowest leave-out log-loss of an estimate beside a background of β samples.
+
+    d = (β·f + S)/(β + Σ_k S_k), with S the sum of the own class of a sample in numbers of samples, and f what another
+    prediction gives it. Both are taken from a grid, b in units of the root mean square distance of the points from
+    their centre.
+
+    Parameters
+    ----------
+    support : SortedSupport
+        Points sorted by class.
+    index : (n,) tensor
+        Samples that are predicted from all others, by their position in the original order.
+    own_probs, weights : (n,) tensors
+        f of their own classes, and what they count.
+    kernel, keys
+        As in :class:`LeaveOutLoss`.
+    """
+    scale = sqrt(0.5 * support.mean_square) or support.dimension**-0.5
+    bandwidths, backgrounds = [scale * value for value in GRID], torch.tensor(BACKGROUNDS, dtype=torch.float64)[:, None]
+    prepared = PreparedSupport(support, bandwidths, kernel)
+    positions, rule = torch.argsort(support.order)[index.to(support.order.device)], leave_out_rule(support, keys)
+    losses = torch.zeros(len(GRID), len(BACKGROUNDS), dtype=torch.float64)
+    for block in slices(len(index), max(GRID_SUMS // (len(GRID) * support.n_classes), 1)):
+        rows = positions[block]
+        sums = prepared.class_sums(support.points[rows], leave_out=rule.select(rows)).in_double()
+        counts = sums.counts(support.log_mean_scale)  # (n_bandwidths, rows, n_classes)
+        own = counts.gather(2, support.codes[rows].cpu().expand(len(GRID), -1)[:, :, None])
+        masses = backgrounds + counts.sum(dim=2)[:, None]
+        shares = (backgrounds * own_probs[block] + own.transpose(1, 2)) / masses  # (n_bandwidths, n_backgrounds, rows)
+        losses -= shares.clamp_min(torch.finfo(torch.float64).tiny).log() @ weights[block]
+    best = int(losses.argmin())
+    return bandwidths[best // len(BACKGROUNDS)], BACKGROUNDS[best % len(BACKGROUNDS)]
 
 
 def _refine(loss: Callable[[float], float], bracket: tuple[float, float, float], tolerance: float) -> float:

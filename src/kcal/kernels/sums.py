@@ -85,6 +85,14 @@ class ClassSums(NamedTuple):
         even = (totals == 0).to(totals) / self.sums.shape[1]
         return torch.addcdiv(even, self.sums, torch.where(totals == 0, 1.0, totals)).transpose(1, 2)
 
+    def counts(self, log_scale: float | torch.Tensor) -> torch.Tensor:
+        """Return S_k(q; b), (n_bandwidths, n_query, n_classes), times exp(``log_scale``)."""
+        return (self.sums * torch.exp(self.offsets + log_scale)[:, None]).transpose(1, 2)
+
+    def in_double(self) -> ClassSums:
+        """Return the same in float64 on the CPU."""
+        return ClassSums(self.sums.cpu().double(), self.offsets.cpu().double())
+
     def log_densities(self, log_volumes: torch.Tensor) -> torch.Tensor:
         """Return log densities, (n_bandwidths, n_query), from log(Σ_i w_i · ∫φ_b), (n_bandwidths, 1 or n_query)."""
         return self.sums.sum(dim=1).log() + self.offsets - log_volumes

@@ -8,6 +8,8 @@ from math import log, sqrt
 
 import torch
 
+from kcal.samples import Samples
+
 ROWS_AT_ONCE = 8_192
 """Rows for which statistics of the support are computed at once, to hold no second copy of it."""
 
@@ -63,6 +65,11 @@ class SortedSupport:
         if self.log_weights is None:
             return log(len(self))
         return float(torch.logsumexp(self.log_weights.cpu().double(), dim=0))
+
+    @property
+    def log_mean_scale(self) -> float:
+        """Logarithm of the factor by which class sums become numbers of samples: weights then have mean 1."""
+        return log(len(self)) - self.log_total_weight
 
     @cached_property
     def counted(self) -> torch.Tensor:
@@ -180,3 +187,11 @@ def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> 
         return LeaveOut(positions, positions, grouped=False)
     sorted_keys = keys.to(support.points.device)[support.order]
     return LeaveOut(sorted_keys, sorted_keys, grouped=True)
+
+
+def sorted_support(samples: Samples) -> SortedSupport:
+    """Return samples with projected embeddings as support of the kernel sums."""
+    points = samples.embeddings
+    codes = torch.as_tensor(samples.codes, device=points.device)
+    weights = torch.as_tensor(samples.weights / samples.weights.max()).to(points)  # sums in single precision stay small
+    return sort_support(points, codes, samples.n_classes, weights)

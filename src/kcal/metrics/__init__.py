@@ -1,7 +1,8 @@
 """Metrics of predicted probabilities: calibration errors, proper scores, intervals and comparisons.
 
 Every metric takes ``probs`` (n_samples, n_classes), whose rows sum to 1, ``labels`` that are column indices, and
-``sample_weight``, the relative importance of each sample. ``METRICS`` is the table of all metrics.
+``sample_weight``, the relative importance of each sample. ``METRICS`` is the table of all metrics,
+``PAPER_METRICS`` that of the KCal paper's definitions.
 """
 
 from kcal.metrics.binning import ReliabilityBins
@@ -39,20 +40,23 @@ from kcal.metrics.kernel_errors import (
     kernel_calibration_error,
     smooth_calibration_error,
 )
-from kcal.metrics.registry import METRICS, Metric
+from kcal.metrics.registry import METRICS, PAPER_METRICS, Metric
 from kcal.metrics.resampling import Interval
 from kcal.metrics.scores import (
     RejectionCurve,
     accuracy,
     accuracy_rejection,
     accuracy_rejection_area,
+    brier_score,
     multiclass_brier_loss,
     negative_log_likelihood,
     top_label_brier_loss,
 )
+from kcal.metrics.subgroups import SubgroupEvaluation
 
 __all__ = [
     "METRICS",
+    "PAPER_METRICS",
     "AverageRank",
     "AverageRanks",
     "CanonicalCells",
@@ -67,10 +71,12 @@ __all__ = [
     "RejectionCurve",
     "ReliabilityBins",
     "SplitSummary",
+    "SubgroupEvaluation",
     "accuracy",
     "accuracy_rejection",
     "accuracy_rejection_area",
     "average_ranks",
+    "brier_score",
     "canonical_calibration_error",
     "canonical_cells",
     "class_errors",

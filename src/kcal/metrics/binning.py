@@ -86,7 +86,7 @@ class ReliabilityBins:
         return self.mean_of(np.maximum(self.gap, 0.0))
 
     def mean_of(self, values: NDArray[np.float64]) -> float:
-        """Return the mean over all samples of one value per bin; nan if there are none."""
+        """Return the mean over all samples of one value per bin; nan without samples."""
         if not self.weights.any():
             return float("nan")
         return float(np.nansum(self.weights * values) / self.weights.sum())
@@ -230,7 +230,7 @@ def bin_event(predictions: Predictions, binning: Binning, *, of: Event) -> Relia
     return sort_event(predictions, of, threshold=binning.threshold).bin(binning, of=of)
 
 
-def sort_classes(predictions: Predictions, *, threshold: float) -> Iterator[SortedEvent]:
+def sort_classes(predictions: Predictions, threshold: float) -> Iterator[SortedEvent]:
     """Yield, class by class, the sorted predictions of at least the threshold; copies one block of columns."""
     for columns in blocks(predictions.n_classes, predictions.n_samples):  # reading columns one by one is slow
         block = np.ascontiguousarray(predictions.probs[:, columns].T)

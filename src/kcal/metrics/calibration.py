@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.metrics.binning import ROUNDING, ReliabilityBins, bin_event, sort_classes, sort_event
-from kcal.metrics.intervals import estimate_class_errors
+from kcal.metrics.intervals import BinnedError, estimate_class_errors
 from kcal.metrics.predictions import (
     Binning,
     Event,
@@ -35,11 +36,14 @@ def expected_calibration_error(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
-    bins: int = 20,
-    adaptive: bool = True,
+    bins: int = 15,
+    adaptive: bool = False,
     sample_weight: ArrayLike | None = None,
 ) -> float:
-    """Σ_b (n_b / n)·|accuracy_b − mean confidence_b|, over bins of the top class's probability.
+    """ECE: Σ_b (n_b / n)·|accuracy_b − mean confidence_b|, over bins of the top class's probability.
+
+    By default over 15 bins of equal width, as in most papers and libraries. The KCal paper has 20 bins of equal count:
+    ``bins=20, adaptive=True``.
 
     Parameters
     ----------
@@ -50,7 +54,8 @@ def expected_calibration_error(
     bins
         Number of bins; empty ones do not count.
     adaptive
-        Equal-count bins; if False, equal-width bins, closed on the right.
+        Equal-width bins, closed on the right; if True, equal-count bins: with n samples in B bins each holds n // B,
+        and the last n mod B one more.
     sample_weight
         Relative importance of each sample, (n_samples,).
 
@@ -67,40 +72,41 @@ def classwise_calibration_error(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
-    bins: int = 20,
-    adaptive: bool = True,
-    threshold: Threshold = "max",
+    bins: int = 15,
+    adaptive: bool = False,
+    threshold: Threshold = 0.0,
     sample_weight: ArrayLike | None = None,
 ) -> float:
-    """Mean over classes k of Σ_b (n_kb / n_k)·|frequency_kb − mean p_kb|, over bins of p_k.
+    """Class-wise ECE: the mean over classes k of Σ_b (n_kb / n_k)·|frequency_kb − mean p_kb|, over bins of p_k.
 
-    Of each class only the n_k rows with p_k ≥ threshold are binned, because the many tiny probabilities of wrong
-    classes would hide every error. Classes without such a row are left out of the mean.
+    By default over 15 bins of equal width and all probabilities (Kull et al. 2019). With a threshold, only the n_k rows
+    with p_k ≥ threshold are binned: with many classes the tiny probabilities of wrong classes hide every error. Classes
+    without such a row are left out of the mean. The KCal paper has ``bins=20, adaptive=True, threshold="max"``.
 
     Parameters
     ----------
     probs, labels, bins, adaptive, sample_weight
         As in `expected_calibration_error`; the number of bins is per class.
     threshold
-        "max" is max(0.01, 1/K), as in the text of the KCal paper; "min" is min(0.01, 1/K), as in its published
-        code and tables; or a number from 0 to 1.
+        A number from 0 to 1; "max" is max(0.01, 1/K), as in the text of the KCal paper; "min" is min(0.01, 1/K), as in
+        its published code and tables.
 
     Returns
     -------
     float
         From 0 to 1, lower is better; nan if no probability reaches the threshold.
     """
-    checked = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold)
-    return mean_class_errors(*checked)[0]
+    predictions, binning = check_binned(probs, labels, sample_weight, bins=bins, adaptive=adaptive, threshold=threshold)
+    return mean_errors(predictions, {"error": BinnedError("classes", binning)})["error"]
 
 
 def reliability(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
-    bins: int = 20,
+    bins: int = 15,
     of: Event = "confidence",
-    adaptive: bool = True,
+    adaptive: bool = False,
     threshold: Threshold = 0.0,
     minimum_count: int = 0,
     sample_weight: ArrayLike | None = None,
@@ -110,8 +116,7 @@ def reliability(
     Parameters
     ----------
     probs, labels, bins, adaptive, sample_weight
-        As in `expected_calibration_error`, with the same defaults. Equal-width bins (``adaptive=False``) spread over
-        the whole axis of a diagram.
+        As in `expected_calibration_error`, with the same defaults.
     of
         "confidence": the probability of the top class, and whether it is right;
         the index of a class: its probability, and whether it is the label.
@@ -127,17 +132,26 @@ def reliability(
     return binned.merged(minimum_count)
 
 
-def mean_class_errors(predictions: Predictions, *binnings: Binning) -> list[float]:
-    """Compute the class-wise calibration error for each kind of bins, sorting once; they share their threshold."""
-    errors = [
-        [ordered.bin(binning, of=k).calibration_error for binning in binnings]
-        for k, ordered in enumerate(sort_classes(predictions, threshold=binnings[0].threshold))
-    ]
-    return [mean_of_defined(column) for column in np.transpose(errors)]
+def mean_errors(predictions: Predictions, errors: Mapping[str, BinnedError]) -> dict[str, float]:
+    """Compute binned errors by name, sorting once for all of the confidence and once for all of the classes."""
+    values: dict[str, float] = {}
+    for of in ("confidence", "classes"):
+        binnings = {name: error.binning for name, error in errors.items() if error.of == of}
+        if binnings:
+            threshold = next(iter(binnings.values())).threshold  # which they share
+            ordered = (
+                [sort_event(predictions, "confidence")] if of == "confidence" else sort_classes(predictions, threshold)
+            )
+            by_event = [
+                [event.bin(binning, of=k).calibration_error for binning in binnings.values()]
+                for k, event in enumerate(ordered)
+            ]
+            values |= dict(zip(binnings, map(mean_of_defined, np.transpose(by_event)), strict=True))
+    return values
 
 
 def mean_of_defined(errors: NDArray[np.float64]) -> float:
-    """Return the mean of the errors that are not nan, which are those of classes with rows; nan if there are none."""
+    """Return the mean of the errors that are not nan, which are those of classes with rows; nan if all are nan."""
     return float(np.nanmean(errors)) if np.isfinite(errors).any() else float("nan")
 
 
@@ -198,15 +212,25 @@ class ClassErrors:
     def __str__(self) -> str:
         width = min(max(len(str(name)) for name in [*self.classes, "class"]), 60)
         heading = f"{'class':<{width}}  {'samples':>8}  {'rows':>8}  {'prediction':>10}  {'frequency':>9}  {'error':>7}"
+        heading += "" if self.debiased is None else f"  {'debiased':>8}  interval"
         rows = [
             f"{str(self.classes[k])[:width]:<{width}}  {self.positives[k]:>8,}  {self.counts[k]:>8,}  "
-            f"{self.mean_prediction[k]:>10.4f}  {self.frequency[k]:>9.4f}  {self.error[k]:>7.4f}"
+            f"{self.mean_prediction[k]:>10.4f}  {self.frequency[k]:>9.4f}  {self.error[k]:>7.4f}{self._interval(k)}"
             for k in self.worst(20)
         ]
         left = len(self.classes) - len(rows)
         more = [f"and {left:,} more"] if left else []
-        summary = f"mean error {self.mean:.4f} over probabilities of at least {self.threshold:.4g}, worst classes first"
+        over = f"probabilities of at least {self.threshold:.4g}" if self.threshold else "all probabilities"
+        summary = f"mean error {self.mean:.4f} over {over}, worst classes first"
+        summary += "" if self.debiased is None else "; * is more than chance gives"
         return "\n".join([heading, *rows, *more, summary])
+
+    def _interval(self, k: np.intp) -> str:
+        """Return the debiased error of a class and its interval, marked if the error is beyond chance."""
+        if self.debiased is None or self.low is None or self.high is None or self.beyond_chance is None:
+            return ""
+        mark = " *" if self.beyond_chance[k] else ""
+        return f"  {self.debiased[k]:>8.4f}  [{self.low[k]:.4f}, {self.high[k]:.4f}]{mark}"
 
 
 def class_errors(
@@ -214,9 +238,9 @@ def class_errors(
     labels: ArrayLike,
     *,
     classes: ArrayLike | None = None,
-    bins: int = 20,
-    adaptive: bool = True,
-    threshold: Threshold = "max",
+    bins: int = 15,
+    adaptive: bool = False,
+    threshold: Threshold = 0.0,
     sample_weight: ArrayLike | None = None,
     confidence: float | None = None,
     resamples: int = 200,
@@ -241,7 +265,7 @@ def class_errors(
     if confidence is not None:
         resampling = check_resampling(predictions, confidence=confidence, resamples=resamples, seed=seed)
         debiased, low, high, margin = estimate_class_errors(predictions, binning, resampling).T
-    ordered = enumerate(sort_classes(predictions, threshold=binning.threshold))
+    ordered = enumerate(sort_classes(predictions, binning.threshold))
     binned = [values.bin(binning, of=k) for k, values in ordered]
     return ClassErrors(
         classes=np.arange(predictions.n_classes) if classes is None else collect_classes([], classes),

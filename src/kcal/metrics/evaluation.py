@@ -1,59 +1,76 @@
-"""All metrics of the KCal paper at once, in one result that prints as a table, and the interval of any metric."""
+"""The metrics of a protocol at once, in one result that prints as a table, and the interval of any metric."""
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.metrics.binning import sort_event
-from kcal.metrics.calibration import mean_class_errors
-from kcal.metrics.intervals import metric_intervals
-from kcal.metrics.predictions import Predictions, Threshold, check_binned, check_predictions
-from kcal.metrics.registry import METRICS, kind_of_metric
-from kcal.metrics.resampling import Interval, Resampling, check_resampling, tails
-from kcal.metrics.scores import Clip, check_clip, log_losses, multiclass_brier_losses, top_label_brier_losses
+from kcal.metrics.calibration import mean_errors
+from kcal.metrics.intervals import BinnedError, metric_intervals
+from kcal.metrics.kernel_errors import smooth_error
+from kcal.metrics.predictions import Binning, Predictions, Threshold, check_bins, check_predictions, resolve_threshold
+from kcal.metrics.registry import PROTOCOLS, Metric, kind_of_metric
+from kcal.metrics.resampling import DEFAULT_CONFIDENCE, Interval, Resampling, check_resampling, tails
+from kcal.metrics.scores import (
+    Clip,
+    brier_scores,
+    check_clip,
+    log_losses,
+    multiclass_brier_losses,
+    top_label_brier_losses,
+)
+from kcal.metrics.subgroups import SubgroupEvaluation, check_subgroups, evaluate_subgroups
 from kcal.validation import check_choice, require_pandas
 
 if TYPE_CHECKING:
     import pandas
 
+Protocol = Literal["standard", "paper"]
+BINS: dict[str, int] = {"standard": 15, "paper": 20}
+THRESHOLDS: dict[str, Threshold] = {"standard": 0.0, "paper": "max"}
 INTERVAL_NOTE = "calibration errors are biased upwards: debiased is without the part that chance adds"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The metrics of the KCal paper for one set of probabilities.
+    """The metrics of one set of probabilities; each is an attribute too, like ``expected_calibration_error``.
 
-    The static calibration errors are over equal-width bins, the others over equal-count ones.
     A class-wise error is nan if no probability reaches the threshold.
     """
 
-    accuracy: float
-    expected_calibration_error: float
-    classwise_calibration_error: float
-    static_expected_calibration_error: float
-    static_classwise_calibration_error: float
-    top_label_brier_loss: float
-    multiclass_brier_loss: float
-    negative_log_likelihood: float
+    metrics: Mapping[str, float] = field(hash=False)  # by name
     n_samples: int
     n_classes: int
     bins: int
-    threshold: float  # a number, never "max" or "min"
+    threshold: float  # of class-wise errors: a number, never "max" or "min"
     clip: Clip
+    protocol: Protocol = "standard"
     confidence: float | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict, hash=False)  # by metric; empty unless requested
     debiased: Mapping[str, float] = field(default_factory=dict, hash=False)  # of calibration errors, with intervals
 
+    def __getattr__(self, name: str) -> float:
+        if name != "metrics" and name in self.metrics:
+            return self.metrics[name]
+        raise AttributeError(f"an evaluation by the {self.protocol} protocol has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.metrics]
+
     @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics by name."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name in METRICS}
+    def adaptive(self) -> bool:
+        """Whether the calibration errors are over bins of equal count."""
+        return self.protocol == "paper"
+
+    @property
+    def definitions(self) -> dict[str, Metric]:
+        """Title, unit and direction of each metric, by name."""
+        return PROTOCOLS[self.protocol]
 
     def as_dict(self) -> dict[str, float]:
         """Return the metrics by name, without the options they were computed with.
@@ -82,22 +99,26 @@ class Evaluation:
         if self.intervals:
             frame["debiased"] = [self.debiased.get(name, value) for name, value in values.items()]
             frame[["low", "high"]] = [self.intervals.get(name, (float("nan"), float("nan"))) for name in values]
-        frame["better"] = [METRICS[name].direction for name in values]
+        frame["better"] = [self.definitions[name].direction for name in values]
         return frame
 
     def __str__(self) -> str:
-        heading, rows = f"{self.n_samples:,} samples, {self.n_classes:,} classes", self._rows()
-        number = "1 bin" if self.bins == 1 else f"{self.bins} bins"
-        clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
-        threshold = f"class-wise errors over probabilities of at least {self.threshold:.4g}"
-        lines = [heading, *rows, f"{number}; {threshold}; probabilities clipped {clipping} in logarithms"]
+        lines = [f"{self.n_samples:,} samples, {self.n_classes:,} classes", *self._rows(), self.settings]
         if self.confidence is not None:
             lines.append(INTERVAL_NOTE)
         return "\n".join(lines)
 
+    @property
+    def settings(self) -> str:
+        """Bins, threshold and clipping in words."""
+        kind = "equal-count bins unless noted" if self.adaptive else "equal-width bins"
+        over = f"probabilities of at least {self.threshold:.4g}" if self.threshold > 0 else "all probabilities"
+        clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
+        return f"{self.bins} {kind}; class-wise errors over {over}; probabilities clipped {clipping} in logarithms"
+
     def _rows(self) -> list[str]:
         """Return the metrics as lines, below a heading if there are intervals."""
-        width = max(len(METRICS[name].description) for name in self.metrics)
+        width = max(len(metric.description) for metric in self.definitions.values())
         rows = []
         if self.confidence is not None:
             rows.append(f"{'':<{width}}  {'value':>9}  {'debiased':>9}  {100 * self.confidence:.6g} % interval")
@@ -107,26 +128,51 @@ class Evaluation:
                 debiased = f"{self.debiased[name]:.5f}" if name in self.debiased else ""
                 interval = "[{:.5f}, {:.5f}]".format(*self.intervals[name]) if name in self.intervals else ""
                 more = f"{debiased:>9}  {interval:<18}  "
-            metric = METRICS[name]
+            metric = self.definitions[name]
             rows.append(f"{metric.description:<{width}}  {value:>9.5f}  {more}{metric.direction} is better")
         return rows
 
 
+class EvaluationOptions(TypedDict, total=False):
+    """The types of the options of `evaluate`."""
+
+    classes: ArrayLike | None
+    protocol: Protocol
+    bins: int | None
+    threshold: Threshold | None
+    clip: Clip
+    sample_weight: ArrayLike | None
+    confidence: float | None
+    resamples: int
+    groups: ArrayLike | None
+    seed: int
+
+
+@overload
+def evaluate(
+    probs: ArrayLike, labels: ArrayLike, *, by: None = None, **options: Unpack[EvaluationOptions]
+) -> Evaluation: ...
+@overload
+def evaluate(
+    probs: ArrayLike, labels: ArrayLike, *, by: ArrayLike, **options: Unpack[EvaluationOptions]
+) -> SubgroupEvaluation: ...
 def evaluate(
     probs: ArrayLike,
     labels: ArrayLike,
     *,
     classes: ArrayLike | None = None,
-    bins: int = 20,
-    threshold: Threshold = "max",
+    protocol: Protocol = "standard",
+    bins: int | None = None,
+    threshold: Threshold | None = None,
     clip: Clip = 1e-12,
     sample_weight: ArrayLike | None = None,
     confidence: float | None = None,
     resamples: int = 1000,
     groups: ArrayLike | None = None,
     seed: int = 0,
-) -> Evaluation:
-    """Compute all metrics of the KCal paper and, optionally, their confidence intervals.
+    by: ArrayLike | None = None,
+) -> Evaluation | SubgroupEvaluation:
+    """Compute accuracy, ECE, class-wise ECE, smooth ECE, Brier score and log-loss, with intervals if asked for.
 
     Parameters
     ----------
@@ -136,8 +182,13 @@ def evaluate(
         True classes, (n_samples,): column indices of probs, or any labels if ``classes`` names the columns.
     classes
         The label of every column, like ``classes_`` of a calibrator.
+    protocol
+        "standard": the definitions of most papers and libraries. "paper": those of the KCal paper, with 20 bins of
+        equal count, class-wise errors over probabilities of at least max(0.01, 1/K), and the Brier score of the top
+        class.
     bins, threshold
-        Of the calibration errors, as in `classwise_calibration_error`.
+        Of the calibration errors, as in `classwise_calibration_error`; by default 15 and 0, or 20 and "max" of the
+        paper.
     clip
         Lower bound of probabilities inside the logarithm, as in `negative_log_likelihood`.
     sample_weight
@@ -145,52 +196,73 @@ def evaluate(
     confidence
         Probability with which an interval is to contain the true value, like 0.95; no intervals if None. They are
         bootstrap intervals; those of calibration errors are corrected for the bias of such errors (see
-        ``kcal.metrics.intervals``) and contain the debiased estimate (``debiased``), not always the value.
+        ``kcal.metrics.intervals``) and contain the debiased estimate (``debiased``), not always the value. The smooth
+        ECE has none, which would take long: see `confidence_interval`.
     resamples
         Number of bootstrap resamples, 20 to 1,000,000.
     groups
         Patients, speakers, sites, (n_samples,): whole groups are resampled, because their rows are not independent.
+    by
+        Subgroup of each sample, (n_samples,), such as sex or device. The result then is a `SubgroupEvaluation`: one row
+        per subgroup with accuracy, mean confidence, ECE and its interval (95 % unless ``confidence`` says otherwise),
+        and whether the confidence is too high or too low and differs from that of the others, beyond chance.
     """
-    predictions, binning = check_binned(
-        probs, labels, sample_weight, bins=bins, threshold=threshold, classes=classes, groups=groups
-    )
-    clip = check_clip(clip)
-    scores = _scores(predictions, clip)
+    check_choice(protocol, "protocol", get_args(Protocol))
+    predictions = check_predictions(probs, labels, sample_weight, classes, groups)
+    number = check_bins(BINS[protocol] if bins is None else bins)
+    lowest = resolve_threshold(THRESHOLDS[protocol] if threshold is None else threshold, predictions.n_classes)
+    if by is not None:
+        level = DEFAULT_CONFIDENCE if confidence is None else confidence
+        resampling = check_resampling(predictions, confidence=level, resamples=resamples, seed=seed)
+        binning = Binning(number, adaptive=protocol == "paper")
+        return evaluate_subgroups(
+            predictions, *check_subgroups(by, sample_weight, np.shape(labels)[0]), binning, resampling
+        )
+    clip, errors = check_clip(clip), _binned_errors(protocol, Binning(number, adaptive=False, threshold=lowest))
+    scores = _scores(predictions, protocol, clip)
     intervals: dict[str, Interval] = {}
     debiased: dict[str, float] = {}
     if confidence is not None:
         resampling = check_resampling(predictions, confidence=confidence, resamples=resamples, seed=seed)
-        intervals, debiased = metric_intervals(predictions, scores, binning, resampling)
+        intervals, debiased = metric_intervals(predictions, scores, errors, resampling)
         confidence = resampling.confidence
-    both = (binning, binning._replace(adaptive=False))
-    ordered = sort_event(predictions, "confidence")
-    adaptive, static = (ordered.bin(kind, of="confidence").calibration_error for kind in both)
-    class_adaptive, class_static = mean_class_errors(predictions, *both)
+    values = {name: predictions.mean(per_row) for name, per_row in scores.items()} | mean_errors(predictions, errors)
+    if protocol == "standard":
+        values["smooth_calibration_error"] = smooth_error(predictions)
     return Evaluation(
-        **{name: predictions.mean(values) for name, values in scores.items()},
-        expected_calibration_error=adaptive,
-        classwise_calibration_error=class_adaptive,
-        static_expected_calibration_error=static,
-        static_classwise_calibration_error=class_static,
+        metrics={name: values[name] for name in PROTOCOLS[protocol]},
         n_samples=predictions.n_samples,
         n_classes=predictions.n_classes,
-        bins=binning.bins,
-        threshold=binning.threshold,
+        bins=number,
+        threshold=lowest,
         clip=clip,
+        protocol=protocol,
         confidence=confidence,
         intervals=intervals,
         debiased=debiased,
     )
 
 
-def _scores(predictions: Predictions, clip: Clip) -> dict[str, NDArray[np.float64]]:
+def _binned_errors(protocol: Protocol, binning: Binning) -> dict[str, BinnedError]:
+    """Return the binned calibration errors of a protocol by name."""
+    kinds = {"": False} if protocol == "standard" else {"": True, "static_": False}
+    errors = {}
+    for prefix, adaptive in kinds.items():
+        of_classes = binning._replace(adaptive=adaptive)
+        errors[f"{prefix}expected_calibration_error"] = BinnedError("confidence", of_classes._replace(threshold=0.0))
+        errors[f"{prefix}classwise_calibration_error"] = BinnedError("classes", of_classes)
+    return errors
+
+
+def _scores(predictions: Predictions, protocol: Protocol, clip: Clip) -> dict[str, NDArray[np.float64]]:
     """Return the values of each row, (n_samples,), of the metrics that are means over the rows."""
-    return {
-        "accuracy": predictions.correct.astype(np.float64),
-        "top_label_brier_loss": top_label_brier_losses(predictions),
-        "multiclass_brier_loss": multiclass_brier_losses(predictions),
-        "negative_log_likelihood": log_losses(predictions, clip=clip),
-    }
+    scores = {"accuracy": predictions.correct.astype(np.float64)}
+    if protocol == "standard":
+        scores["brier_score"] = brier_scores(predictions)
+    else:
+        scores["top_label_brier_loss"] = top_label_brier_losses(predictions)
+        scores["multiclass_brier_loss"] = multiclass_brier_losses(predictions)
+    return scores | {"negative_log_likelihood": log_losses(predictions, clip=clip)}
 
 
 Kind = Literal["auto", "score", "error", "squared error"]

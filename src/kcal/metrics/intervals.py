@@ -25,8 +25,8 @@ interval at every level.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,15 @@ Estimate = tuple[float, Interval]
 """A calibration error without the part that chance adds, and its interval, which contains it."""
 
 
+class BinnedError(NamedTuple):
+    """A binned calibration error of the confidence, or the mean of those of all classes."""
+
+    of: Literal["confidence", "classes"]
+    binning: Binning
+
+
 def metric_intervals(
-    predictions: Predictions, scores: dict[str, Array], binning: Binning, resampling: Resampling
+    predictions: Predictions, scores: dict[str, Array], errors: Mapping[str, BinnedError], resampling: Resampling
 ) -> tuple[dict[str, Interval], dict[str, float]]:
     """Return the interval of every metric of an `Evaluation`, and the debiased estimates of its calibration errors.
 
@@ -70,17 +77,15 @@ def metric_intervals(
     percentiles = {name: resampling.percentile_interval(means[:, i]) for i, name in enumerate(scores)}
     intervals = {name: Interval(max(low, 0.0), high) for name, (low, high) in percentiles.items()}
     intervals["accuracy"] = _accuracy_interval(predictions, means[:, 0], resampling)
-    events = {
-        "expected": _sort_events(predictions, ["confidence"], 0.0),
-        "classwise": _sort_events(predictions, range(predictions.n_classes), binning.threshold),
-    }
     debiased = {}
-    for prefix, adaptive in (("", True), ("static_", False)):
-        for kind, sorted_events in events.items():
-            if sorted_events:
-                gaps = measure_gaps(sorted_events, binning._replace(adaptive=adaptive), resampling.groups)
-                name = f"{prefix}{kind}_calibration_error"
-                debiased[name], intervals[name] = estimate_error(gaps, resampling)
+    events: dict[str, SortedEvents] = {}
+    for name, (of, binning) in errors.items():
+        if of not in events:
+            columns: Sequence[Event] = ["confidence"] if of == "confidence" else range(predictions.n_classes)
+            events[of] = _sort_events(predictions, columns, binning.threshold)
+        if events[of]:
+            gaps = measure_gaps(events[of], binning, resampling.groups)
+            debiased[name], intervals[name] = estimate_error(gaps, resampling)
     return intervals, debiased
 
 

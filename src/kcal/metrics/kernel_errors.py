@@ -56,7 +56,13 @@ def smooth_calibration_error(
     float
         From 0 to 1, lower is better; at least |mean of o − mean of z|.
     """
-    values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
+    predictions = check_predictions(probs, labels, sample_weight)
+    return smooth_error(predictions, check_event(of, predictions.n_classes))
+
+
+def smooth_error(predictions: Predictions, of: Event = "confidence") -> float:
+    """Compute `smooth_calibration_error` of checked predictions."""
+    values, outcomes, shares = _sorted_event(predictions, of)
     residuals = (outcomes - values) * shares
     on_grid = _on_grid(values * GRID_INTERVALS, residuals, GRID_INTERVALS + 1)
     # A function reflected at both ends is a sum of cosines; the Gaussian multiplies the m-th by exp(−(σπm)²/2).
@@ -105,7 +111,8 @@ def kde_calibration_error(
     float
         From 0 to 1, lower is better. If all predictions are equal, their distance from the observed frequency.
     """
-    values, outcomes, shares = _sorted_event(probs, labels, of, sample_weight)
+    predictions = check_predictions(probs, labels, sample_weight)
+    values, outcomes, shares = _sorted_event(predictions, check_event(of, predictions.n_classes))
     if values[0] == values[-1]:
         return float(abs(np.dot(shares, outcomes) - values[0]))
     if bandwidth is None:
@@ -125,12 +132,9 @@ def kde_calibration_error(
     return _trapezoid(np.abs(occurred - points * density), 1 / intervals)
 
 
-def _sorted_event(
-    probs: ArrayLike, labels: ArrayLike, of: Event, sample_weight: ArrayLike | None
-) -> tuple[Array, Array, Array]:
+def _sorted_event(predictions: Predictions, of: Event) -> tuple[Array, Array, Array]:
     """Return predictions of the event, whether it occurred (0 or 1), and w_i / Σw, in an order that ignores ties."""
-    predictions = check_predictions(probs, labels, sample_weight)
-    values, occurred = predictions.event(check_event(of, predictions.n_classes))
+    values, occurred = predictions.event(of)
     weights = predictions.row_weights
     order = np.lexsort((weights, occurred, values))
     weights = weights[order]

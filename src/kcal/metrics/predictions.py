@@ -1,7 +1,7 @@
 """Checked probabilities and labels that every metric reads, and the checks of the options that metrics share."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -82,7 +82,7 @@ class Predictions:
 
     @cached_property
     def row_weights(self) -> NDArray[np.float64]:
-        """The weight of each row, (n_samples,); ones if there are none."""
+        """The weight of each row, (n_samples,); ones without ``sample_weight``."""
         return np.ones(self.n_samples) if self.weights is None else self.weights
 
     def mean(self, values: NDArray[Any]) -> float:
@@ -102,10 +102,16 @@ class Predictions:
         residuals[np.arange(len(labels)), labels] += 1
         return residuals
 
+    @property
+    def n_units(self) -> int:
+        """Number of groups, or of rows without groups: what is resampled."""
+        return self.n_samples if self.groups is None else int(self.groups.max()) + 1
+
     def rows(self, chosen: NDArray[Any]) -> "Predictions":
-        """Return some of the rows, without groups: a mask, or indices in any order."""
+        """Return some of the rows: a mask, or indices in any order."""
         weights = None if self.weights is None else self.weights[chosen]
-        return Predictions(self.probs[chosen], self.labels[chosen], weights)
+        groups = None if self.groups is None else check_groups(self.groups[chosen], len(self.groups[chosen]))
+        return Predictions(self.probs[chosen], self.labels[chosen], weights, groups)
 
 
 def check_predictions(
@@ -119,6 +125,9 @@ def check_predictions(
 
     Labels are column indices, booleans of two columns, members of ``classes``, or names of the columns of a table.
     """
+    if _rank(probs) < _rank(labels):
+        remedy = "The order of arguments is (probs, labels): these look swapped."
+        raise InvalidInputError("labels", "must have one class per sample", got="a matrix", remedy=remedy)
     checked = check_probs(probs)
     n_samples, n_classes = checked.shape
     if classes is None and column_names(probs):
@@ -133,13 +142,18 @@ def check_predictions(
         columns = encode_labels(check_labels(labels, n_samples, "labels"), names).astype(np.intp, copy=False)
     codes = None if groups is None else check_groups(groups, n_samples)
     weights = None if sample_weight is None else check_weights(sample_weight, n_samples)
+    predictions = Predictions(checked, columns, weights, codes)
     if weights is not None and not weights.all():
-        present = weights > 0
-        checked, columns, weights = checked[present], columns[present], weights[present]
-        codes = None if codes is None else check_groups(codes[present], len(columns))
-    if weights is not None and (weights == 1).all():
-        weights = None  # equal weights are exactly no weights
-    return Predictions(checked, columns, weights, codes)
+        predictions = predictions.rows(weights > 0)
+    if predictions.weights is not None and (predictions.weights == 1).all():
+        predictions = replace(predictions, weights=None)  # equal weights are exactly no weights
+    return predictions
+
+
+def _rank(values: Any) -> int:
+    """Return the number of dimensions of an array, or of a list of numbers or rows."""
+    rank = getattr(values, "ndim", None)
+    return rank if isinstance(rank, int) else 1 + (isinstance(values, list) and any(np.ndim(v) for v in values[:1]))
 
 
 def blocks(length: int, entries: int) -> Iterator[slice]:

@@ -14,6 +14,7 @@ from kcal.metrics.predictions import Predictions, blocks
 from kcal.validation import check_integer, check_number, check_seed
 
 MIN_RESAMPLES, MAX_RESAMPLES = 20, 1_000_000
+DEFAULT_CONFIDENCE = 0.95
 
 Array = NDArray[np.float64]
 
@@ -40,7 +41,7 @@ class Resampling:
     def draws(self, predictions: Predictions) -> Iterator[Array]:
         """Yield blocks (n_samples, n_resamples of the block): how often each row is drawn, times its weight."""
         generator = np.random.default_rng(self.seed)
-        n_units = predictions.n_samples if self.groups is None else int(self.groups.max()) + 1
+        n_units = predictions.n_units
         if n_units < 2:
             name, units = ("probs", "rows") if self.groups is None else ("groups", "groups")
             expected = f"must have at least two {units} of positive weight for an interval"

@@ -1,4 +1,4 @@
-"""Accuracy, also under rejection, and the proper scores: Brier losses and the negative log-likelihood."""
+"""Accuracy, also under rejection, and the proper scores: Brier scores and the log-loss."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +24,15 @@ def top_label_brier_loss(probs: ArrayLike, labels: ArrayLike, *, sample_weight: 
     """(1/N)·Σ_i (p_{i,k*} − 1{y_i = k*})², with k* the top class of row i: the Brier score of the KCal paper."""
     predictions = check_predictions(probs, labels, sample_weight)
     return predictions.mean(top_label_brier_losses(predictions))
+
+
+def brier_score(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
+    """(1/N)·Σ_i Σ_k (p_ik − 1{y_i = k})², from 0 to 2; with two classes half of it, the squared error of one of them.
+
+    This is ``brier_score_loss`` of scikit-learn.
+    """
+    predictions = check_predictions(probs, labels, sample_weight)
+    return predictions.mean(brier_scores(predictions))
 
 
 def multiclass_brier_loss(probs: ArrayLike, labels: ArrayLike, *, sample_weight: ArrayLike | None = None) -> float:
@@ -56,8 +65,13 @@ def top_label_brier_losses(predictions: Predictions) -> NDArray[np.float64]:
     return np.asarray(differences**2)
 
 
+def brier_scores(predictions: Predictions) -> NDArray[np.float64]:
+    """Compute the Brier score of each row, (n_samples,)."""
+    return multiclass_brier_losses(predictions) * (1 if predictions.n_classes == 2 else predictions.n_classes)
+
+
 def multiclass_brier_losses(predictions: Predictions) -> NDArray[np.float64]:
-    """Compute the multi-class Brier loss of each row, (n_samples,)."""
+    """Compute the mean over classes of the squared errors of each row, (n_samples,)."""
     losses = np.empty(predictions.n_samples)
     for rows in blocks(predictions.n_samples, predictions.n_classes):
         residuals = predictions.residuals(rows)

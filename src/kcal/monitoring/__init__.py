@@ -1,10 +1,9 @@
 """Watching calibrated predictions: class frequencies, expected performance, alarms with labels and without."""
 
-from kcal.monitoring.drift import DriftMonitor, DriftReport, MeanEmbeddingTest, mean_embedding_test
+from kcal.monitoring.drift import DriftMonitor, DriftReport, MeanEmbeddingTest, mean_embedding_test, river_alarms
 from kcal.monitoring.label_shift import PriorEstimate, adjust_prior, estimate_prior
 from kcal.monitoring.monitor import CalibrationMonitor, MonitorReport, Part
 from kcal.monitoring.performance import Estimate, PerformanceEstimate, estimate_performance
-from kcal.monitoring.river import river_alarms
 
 __all__ = [
     "CalibrationMonitor",

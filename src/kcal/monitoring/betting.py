@@ -111,6 +111,15 @@ class Wealth:
         each = np.log((1.0 - KEPT) / len(STAKES))
         return cls(np.zeros(n_games, dtype=np.int64), np.full((n_games, len(STAKES)), each))
 
+    def games(self, chosen: slice) -> Self:
+        """Return some of the games."""
+        return replace(self, counts=self.counts[chosen], log_stakes=self.log_stakes[chosen])
+
+    def beside(self, other: Wealth) -> Self:
+        """Return the games of both."""
+        stakes = np.concatenate([self.log_stakes, other.log_stakes])
+        return replace(self, counts=np.concatenate([self.counts, other.counts]), log_stakes=stakes)
+
     @property
     def log_totals(self) -> Floats:
         """Logarithm of the wealth of each game, (n_games,)."""
@@ -151,6 +160,13 @@ class Wealth:
         if not (np.isfinite(log_stakes).all() and counts.min(initial=0) >= 0):
             raise ValueError("stakes must be finite and counts not negative")
         return cls(counts, log_stakes)
+
+
+def sum_by_group(rows: Floats, groups: NDArray[np.integer[Any]]) -> Floats:
+    """Return the sums of the rows of each group, (n_groups, n_columns); groups are codes from 0."""
+    sums = np.zeros((int(groups.max()) + 1, rows.shape[1]))
+    np.add.at(sums, groups, rows)
+    return sums
 
 
 def first_crossing(path: Floats, alpha: float) -> int | None:

@@ -1,7 +1,8 @@
 """Inputs that are unlike the calibration set, found without labels.
 
 :class:`DriftMonitor` is an alarm for a stream, valid however long it watches. :func:`mean_embedding_test` compares two
-samples of embeddings: maximum mean discrepancy by random Fourier features.
+samples of embeddings: maximum mean discrepancy by random Fourier features. :func:`river_alarms` feeds detectors of the
+package river with labelled predictions.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.monitoring.betting import Floats, Payoffs, Wealth, first_crossing, reading_state
+from kcal.monitoring.betting import (
+    Floats,
+    Payoffs,
+    Wealth,
+    first_crossing,
+    normalised,
+    overall_payoffs,
+    reading_state,
+    sum_by_group,
+)
 from kcal.validation import (
+    check_columns,
     check_groups,
     check_integer,
     check_matrix,
     check_number,
+    check_probs,
     check_seed,
     raise_where,
     to_numbers,
@@ -253,10 +265,7 @@ def _by_group(features: Floats, groups: Any, name: str) -> tuple[Floats, Floats]
     if groups is None:
         return features, np.ones(len(features))
     codes = check_groups(groups, len(features), name)
-    sizes = np.bincount(codes)
-    sums = np.zeros((len(sizes), features.shape[1]))
-    np.add.at(sums, codes, features)
-    return sums, sizes.astype(np.float64)
+    return sum_by_group(features, codes), np.bincount(codes).astype(np.float64)
 
 
 def _median_distance(rows: Floats, generator: np.random.Generator) -> float:
@@ -265,3 +274,27 @@ def _median_distance(rows: Floats, generator: np.random.Generator) -> float:
     distances = np.linalg.norm(rows[first] - rows[second], axis=1)
     positive = distances[distances > 0]
     return float(np.median(positive)) if len(positive) else 1.0
+
+
+def river_alarms(detector: Any, probs: ArrayLike, labels: ArrayLike) -> NDArray[np.intp]:
+    """Feed a detector with the Brier loss minus its expectation; return the rows at which it found a drift.
+
+    Parameters
+    ----------
+    detector
+        Of ``river.drift``, such as ``ADWIN()`` or ``PageHinkley()``: it has ``update(x)`` and ``drift_detected``, and
+        keeps its state from call to call.
+    probs, labels
+        Calibrated probabilities, (n, n_classes), and column indices, (n,), in their order.
+    """
+    if not (callable(getattr(detector, "update", None)) and hasattr(detector, "drift_detected")):
+        expected = "must be a drift detector of river, with update(x) and drift_detected"
+        raise InvalidInputError("detector", expected, got=f"an object of type {type(detector).__name__}")
+    checked = normalised(check_probs(probs))
+    codes = check_columns(labels, len(checked), checked.shape[1])
+    found = []
+    for row, payoff in enumerate(overall_payoffs(checked, codes).values[:, 0].tolist()):
+        detector.update(payoff)
+        if detector.drift_detected:
+            found.append(row)
+    return np.array(found, dtype=np.intp)

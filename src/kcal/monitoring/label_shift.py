@@ -18,6 +18,7 @@ from scipy.optimize import minimize, nnls
 from scipy.special import chdtrc, fdtrc, log_softmax, ndtri, stdtrit
 
 from kcal.errors import ConvergenceWarning, IdentifiabilityWarning, InvalidInputError, warn
+from kcal.monitoring.betting import Floats, sum_by_group
 from kcal.validation import (
     ALMOST_ZERO,
     SUM_TOLERANCE,
@@ -31,7 +32,6 @@ from kcal.validation import (
     to_numbers,
 )
 
-Floats = NDArray[np.float64]
 Labelled = tuple[Floats, NDArray[np.intp]]
 """Predictions for calibration samples, (n, n_classes), and the columns of their labels, (n,)."""
 
@@ -91,16 +91,15 @@ class PriorEstimate:
         return float("inf") if self.information == 0 else 1.0 / self.information
 
     def __str__(self) -> str:
-        names = [str(name) for name in self.classes[:MAX_SHOWN]]
-        width = max(map(len, names))
-        lines = [f"class frequencies of {self.n_samples:,} samples, by {self.method}"]
-        lines.append(f"{'':<{width}}  {'reference':>9}  {'estimate':>9}  {100 * self.confidence:.6g} % interval")
-        for name, *row in zip(names, self.reference, self.prior, self.low, self.high, strict=False):
-            lines.append("{:<{}}  {:>9.4f}  {:>9.4f}  [{:.4f}, {:.4f}]".format(name, width, *row))
-        if len(self.classes) > MAX_SHOWN:
-            lines.append(f"… and {len(self.classes) - MAX_SHOWN} more classes")
-        lines.append(f"p-value of unchanged frequencies: {self.p_value:.3g}")
-        return "\n".join(lines)
+        import pandas
+
+        columns = {"reference": self.reference, "estimate": self.prior, "low": self.low, "high": self.high}
+        table = pandas.DataFrame(columns, index=self.classes).to_string(
+            max_rows=MAX_SHOWN, float_format="{:.4f}".format
+        )
+        title = f"class frequencies of {self.n_samples:,} samples, by {self.method}"
+        interval = f"low and high: {100 * self.confidence:.6g} % interval"
+        return f"{title}\n{table}\n{interval}\np-value of unchanged frequencies: {self.p_value:.3g}"
 
 
 def estimate_prior(
@@ -556,8 +555,6 @@ def _p_value_of_no_change(prior: Floats, reference: Floats, covariance: Floats, 
 
 def _sum_by_group(rows: Floats, groups: NDArray[np.int64]) -> Floats:
     """Return the sums of the rows of each of G groups, times √(G/(G − 1)): unbiased if each group has its own mean."""
-    places = np.unique(groups, return_inverse=True)[1]
-    n_groups = int(places.max()) + 1
-    sums = np.zeros((n_groups, rows.shape[1]))
-    np.add.at(sums, places, rows)
-    return np.asarray(sums * np.sqrt(n_groups / max(n_groups - 1, 1)))
+    codes = np.unique(groups, return_inverse=True)[1]
+    n_groups = int(codes.max()) + 1
+    return np.asarray(sum_by_group(rows, codes) * np.sqrt(n_groups / max(n_groups - 1, 1)))

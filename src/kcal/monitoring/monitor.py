@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import exp, log
+from math import exp
 from typing import Any, Self
 
 import numpy as np
@@ -31,7 +31,6 @@ OVERALL_SHARE, CLASS_SHARE, GROUP_SHARE = 0.5, 0.25, 0.25
 FORMAT = 1
 MAX_SHOWN = 10
 MAX_EXPONENT = 700.0
-LINE = "{:<24}  {:>9}  {:>9}  {:>9}  {:>9}  {}"
 
 
 @dataclass(frozen=True)
@@ -114,44 +113,24 @@ class MonitorReport:
         return tuple(part.name for part in self.groups if part.alarm)
 
     def __str__(self) -> str:
+        import pandas
+
         found = f"ALARM after {self.alarm_at:,} samples" if self.alarm_at is not None else "no alarm"
-        lines = [f"{self.n_samples:,} samples: {found} (wealth {self.wealth:.3g}, alarm at {1 / self.alpha:g})"]
-        lines.append(LINE.format("", "samples", "predicted", "observed", "wealth", "").rstrip())
-        lines.append(_line("all: confidence", self.overall))
-        for kind, parts in (("class", self.classes), ("group", self.groups)):
-            ordered = sorted(parts, key=lambda part: -part.log_wealth)
-            lines += [_line(f"{kind} {part.name}", part) for part in ordered[:MAX_SHOWN]]
-            if len(parts) > MAX_SHOWN:
-                lines.append(f"… and {len(parts) - MAX_SHOWN} more")
-        return "\n".join(lines)
-
-
-def _line(name: str, part: Part) -> str:
-    wealth = exp(min(part.log_wealth, MAX_EXPONENT)) if part.log_wealth > log(1e-3) else 0.0
-    alarm = f"alarm after {part.alarm_at:,}" if part.alarm_at is not None else ""
-    means = f"{part.predicted:.4f}", f"{part.observed:.4f}"
-    return LINE.format(name, f"{part.n_samples:,}", *means, f"{wealth:.3g}", alarm).rstrip()
-
-
-@dataclass(eq=False)
-class _Group:
-    """The games of a group, the share of the initial wealth that each got, and sums: rows, predicted, observed."""
-
-    number: int
-    wealth: Wealth = field(default_factory=lambda: Wealth.start(N_OVERALL))
-    sums: Floats = field(default_factory=lambda: np.zeros(3))
-    log_wealth: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._log_share = log(GROUP_SHARE / ((self.number + 1) * (self.number + 2) * N_OVERALL))
-        self.log_wealth = float(np.logaddexp.reduce(self.wealth.log_totals)) + self._log_share
-
-    def play(self, payoffs: Payoffs, tolerance: float) -> Floats:
-        """Play some rows; return the logarithm of the group's part of the wealth after each, (n_rows,)."""
-        self.wealth, games = self.wealth.play(payoffs, tolerance)
-        path = np.logaddexp.reduce(games, axis=1) + self._log_share
-        self.log_wealth = float(path[-1])
-        return np.asarray(path)
+        title = f"{self.n_samples:,} samples: {found} (wealth {self.wealth:.3g}, alarm at {1 / self.alpha:g})"
+        parts, n_hidden = {"all: confidence": self.overall}, 0
+        for kind, every in (("class", self.classes), ("group", self.groups)):
+            ordered = sorted(every, key=lambda part: -part.log_wealth)
+            parts |= {f"{kind} {part.name}": part for part in ordered[:MAX_SHOWN]}
+            n_hidden += len(ordered[MAX_SHOWN:])
+        columns = {
+            "samples": [part.n_samples for part in parts.values()],
+            "predicted": [f"{part.predicted:.4f}" for part in parts.values()],
+            "observed": [f"{part.observed:.4f}" for part in parts.values()],
+            "wealth": [f"{exp(min(part.log_wealth, MAX_EXPONENT)):.3g}" for part in parts.values()],
+            "alarm after": ["" if part.alarm_at is None else f"{part.alarm_at:,}" for part in parts.values()],
+        }
+        text = f"{title}\n{pandas.DataFrame(columns, index=list(parts)).to_string()}"
+        return f"{text}\n… and {n_hidden} more" if n_hidden else text
 
 
 class CalibrationMonitor:
@@ -198,7 +177,9 @@ class CalibrationMonitor:
             raise InvalidInputError("classes", "must be at least two", got=str(n_classes))
         self._wealth = Wealth.start(N_OVERALL + 2 * n_classes)
         self._sums = np.zeros((1 + n_classes, 3))  # rows, predicted, observed: of all classes together, of each class
-        self._groups: dict[Any, _Group] = {}
+        self._groups: dict[Any, int] = {}  # numbers by name
+        self._group_wealth = Wealth.start(0)
+        self._group_sums = np.zeros((0, 3))
         self._alarms: dict[tuple[str, int], int] = {}  # rows at which a part reached 1/α
 
     @property
@@ -240,9 +221,11 @@ class CalibrationMonitor:
             return []
         check_groups(groups, n_rows)
         names: list[Any] = np.asarray(groups).tolist()
-        for name in dict.fromkeys(names):
-            if name not in self._groups:
-                self._groups[name] = _Group(len(self._groups))
+        for name in names:
+            self._groups.setdefault(name, len(self._groups))
+        n_new = len(self._groups) - len(self._group_sums)
+        self._group_wealth = self._group_wealth.beside(Wealth.start(N_OVERALL * n_new))
+        self._group_sums = np.concatenate([self._group_sums, np.zeros((n_new, 3))])
         return names
 
     def _play(self, probs: Floats, labels: NDArray[np.intp], names: list[Any]) -> Floats:
@@ -274,20 +257,30 @@ class CalibrationMonitor:
         rows_of: dict[Any, list[int]] = {}
         for row, name in enumerate(names):
             rows_of.setdefault(name, []).append(row)
-        log_parts = np.tile(self._log_group_parts(), (len(sums), 1))
+        wealth, parts, shares = self._group_wealth, self._log_group_parts(), self._log_group_shares()
+        log_parts = np.tile(parts, (len(sums), 1))
         for name, rows in rows_of.items():
-            group = self._groups[name]
-            path = np.append(group.log_wealth, group.play(payoffs.rows(rows), self.tolerance))
+            number = self._groups[name]
+            own = slice(N_OVERALL * number, N_OVERALL * (number + 1))
+            after, games = wealth.games(own).play(payoffs.rows(rows), self.tolerance)
+            wealth.counts[own], wealth.log_stakes[own] = after.counts, after.log_stakes
+            path = np.append(parts[number], np.logaddexp.reduce(games, axis=1) + shares[number])
             last = np.searchsorted(rows, np.arange(len(sums)), side="right")  # rows of the group up to each row
-            log_parts[:, group.number] = path[last]
-            self._note("group", group.number, path[last], before)
-            group.sums += sums[rows].sum(axis=0)
+            log_parts[:, number] = path[last]
+            self._note("group", number, path[last], before)
+            self._group_sums[number] += sums[rows].sum(axis=0)
         return log_parts
+
+    def _log_group_shares(self) -> Floats:
+        """Return the logarithm of the share of the initial wealth that each game of a group got, (n_groups,)."""
+        numbers = np.arange(1, len(self._groups) + 1)
+        return np.log(GROUP_SHARE / (numbers * (numbers + 1) * N_OVERALL))
 
     def _log_group_parts(self) -> Floats:
         """Return the logarithms of the parts of the wealth of each group and of those that have not appeared."""
-        unseen = log(GROUP_SHARE / (1 + len(self._groups)))  # Σ 1/(j·(j + 1)) over their numbers j
-        return np.array([*(group.log_wealth for group in self._groups.values()), unseen])
+        totals = np.logaddexp.reduce(self._group_wealth.log_totals.reshape(-1, N_OVERALL), axis=1)
+        unseen = np.log(GROUP_SHARE / (1 + len(self._groups)))  # Σ 1/(j·(j + 1)) over their numbers j
+        return np.append(totals + self._log_group_shares(), unseen)
 
     def _note(self, kind: str, place: int, path: Floats, before: int) -> None:
         """Note the first row at which a part of the wealth reached 1/α."""
@@ -296,16 +289,17 @@ class CalibrationMonitor:
             self._alarms.setdefault((kind, place), before + row)
 
     def _report(self, path: Floats) -> MonitorReport:
-        parts = self._log_parts(self._wealth.log_totals[None])[0]
-        whole = np.logaddexp.reduce([*parts, *self._log_group_parts()])
-        overall = self._part("overall", 0, "all", self._sums[0], whole)
-        lines = enumerate(zip(self.classes.tolist(), self._sums[1:], parts[1:], strict=True))
-        classes = tuple(self._part("class", place, *line) for place, line in lines)
-        groups = tuple(
-            self._part("group", group.number, name, group.sums, group.log_wealth)
-            for name, group in self._groups.items()
+        parts, of_groups = self._log_parts(self._wealth.log_totals[None])[0], self._log_group_parts()
+        whole = np.logaddexp.reduce([*parts, *of_groups])
+        lines = zip(self.classes.tolist(), self._sums[1:], parts[1:], strict=True)
+        group_lines = zip(self._groups, self._group_sums, of_groups[:-1], strict=True)
+        return MonitorReport(
+            self._part("overall", 0, "all", self._sums[0], whole),
+            tuple(self._part("class", place, *line) for place, line in enumerate(lines)),
+            tuple(self._part("group", number, *line) for number, line in enumerate(group_lines)),
+            self.alpha,
+            path,
         )
-        return MonitorReport(overall, classes, groups, self.alpha, path)
 
     def _part(self, kind: str, place: int, name: Any, sums: Floats, log_wealth: float) -> Part:
         n_samples, predicted, observed = sums.tolist()
@@ -315,10 +309,6 @@ class CalibrationMonitor:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state in a form that JSON can represent; classes and groups must be text or numbers."""
-        games = [group.wealth for group in self._groups.values()]
-        counts, log_stakes = (
-            [game for wealth in games for game in getattr(wealth, name).tolist()] for name in ("counts", "log_stakes")
-        )
         return {
             "format": FORMAT,
             "alpha": self.alpha,
@@ -326,9 +316,9 @@ class CalibrationMonitor:
             "classes": self.classes.tolist(),
             "groups": list(self._groups),
             "sums": self._sums.tolist(),
-            "group_sums": [group.sums.tolist() for group in self._groups.values()],
+            "group_sums": self._group_sums.tolist(),
             "wealth": self._wealth.to_dict(),
-            "group_wealth": {"counts": counts, "log_stakes": log_stakes},
+            "group_wealth": self._group_wealth.to_dict(),
             "alarms": [[*key, row] for key, row in self._alarms.items()],
         }
 
@@ -337,17 +327,14 @@ class CalibrationMonitor:
         """Return the monitor that :meth:`to_dict` described."""
         with reading_state(state, FORMAT):
             monitor = cls(state["classes"], alpha=state["alpha"], tolerance=state["tolerance"])
+            monitor._groups = {name: number for number, name in enumerate(state["groups"])}
             n_classes, n_groups = len(monitor.classes), len(state["groups"])
             monitor._sums = np.array(state["sums"], dtype=np.float64).reshape(1 + n_classes, 3)
             monitor._wealth = Wealth.from_dict(state["wealth"], N_OVERALL + 2 * n_classes)
-            group_sums = np.array(state["group_sums"], dtype=np.float64).reshape(n_groups, 3)
-            games = Wealth.from_dict(state["group_wealth"], N_OVERALL * n_groups)
-            for number, name in enumerate(state["groups"]):
-                own = slice(N_OVERALL * number, N_OVERALL * (number + 1))
-                wealth = Wealth(games.counts[own], games.log_stakes[own])
-                monitor._groups[name] = _Group(number, wealth, group_sums[number])
+            monitor._group_sums = np.array(state["group_sums"], dtype=np.float64).reshape(n_groups, 3)
+            monitor._group_wealth = Wealth.from_dict(state["group_wealth"], N_OVERALL * n_groups)
             monitor._alarms = {(str(kind), int(place)): int(row) for kind, place, row in state["alarms"]}
-            sums = np.concatenate([monitor._sums, group_sums])
+            sums = np.concatenate([monitor._sums, monitor._group_sums])
             if not (np.isfinite(sums).all() and sums.min() >= 0 and len(monitor._groups) == n_groups):
                 raise ValueError("numbers must be finite and not negative, groups different")
         return monitor

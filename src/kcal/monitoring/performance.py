@@ -11,6 +11,7 @@ from scipy.special import ndtri
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import METRICS
+from kcal.monitoring.betting import Floats, sum_by_group
 from kcal.validation import (
     ALMOST_ZERO,
     check_choice,
@@ -24,10 +25,9 @@ from kcal.validation import (
 if TYPE_CHECKING:
     import pandas
 
-Floats = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-MAX_SHOWN = 20
+MAX_SHOWN = 50
 TITLES = {name: METRICS[name].description for name in ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")}
 
 HIGHEST = {"accuracy": 1.0, "negative_log_likelihood": np.inf, "multiclass_brier_loss": np.inf}
@@ -77,21 +77,10 @@ class PerformanceEstimate:
         return pandas.DataFrame([tuple(row) for row in rows.values()], index=index, columns=["value", "low", "high"])
 
     def __str__(self) -> str:
-        width = max(map(len, TITLES.values()))
-        percent = f"{100 * self.confidence:.6g} %"
-        lines = [f"{self.n_samples:,} samples without labels, {len(self.classes):,} classes"]
-        lines.append(f"{'':<{width}}  {'expected':>9}  {percent} interval")
-        for name, title in TITLES.items():
-            lines.append("{:<{}}  {:>9.5f}  [{:.5f}, {:.5f}]".format(title, width, *getattr(self, name)))
-        names = [str(name) for name in self.classes[:MAX_SHOWN]]
-        width = max(5, *map(len, names))
-        lines.append(f"{'class':<{width}}  {'samples':>9}  {'recall':>8} {'':<16}  {'precision':>9}")
-        for name, count, recall, precision in zip(names, self.counts, self.recall, self.precision, strict=False):
-            shown = "{:>8.4f} [{:.4f}, {:.4f}]  {:>9.4f} [{:.4f}, {:.4f}]".format(*recall, *precision)
-            lines.append(f"{name:<{width}}  {count:>9,.1f}  {shown}")
-        if len(self.classes) > MAX_SHOWN:
-            lines.append(f"… and {len(self.classes) - MAX_SHOWN} more classes")
-        return "\n".join(lines)
+        title = f"{self.n_samples:,} samples without labels, {len(self.classes):,} classes"
+        table = self.to_frame().rename(TITLES, level="metric")
+        lines = table.to_string(index_names=False, max_rows=MAX_SHOWN, float_format="{:.5f}".format)
+        return f"{title}, {100 * self.confidence:.6g} % intervals\n{lines}"
 
 
 def estimate_performance(
@@ -188,10 +177,7 @@ def _estimate(
 
 def _spread(deviations: Floats, groups: Index | None) -> Floats:
     """Return Σ_g (Σ_{i in g} deviation_i)² of each column, (n_columns,); without groups every row is one."""
-    sums = deviations
-    if groups is not None:
-        sums = np.zeros((int(groups.max()) + 1, deviations.shape[1]))
-        np.add.at(sums, groups, deviations)
+    sums = deviations if groups is None else sum_by_group(deviations, groups)
     return np.asarray((sums**2).sum(axis=0))
 
 

@@ -1,7 +1,6 @@
 """Files of calibrators (safetensors and JSON, no pickle), and the store of calibration samples (SQLite)."""
 
 from kcal.persistence.archive import (
-    from_bytes,
     from_parts,
     load,
     load_calibrator,
@@ -10,15 +9,12 @@ from kcal.persistence.archive import (
     to_bytes,
     to_parts,
 )
-from kcal.persistence.store import CalibrationStore, StoreBusyError, StoredSamples
-from kcal.persistence.sync import StoreSync
+from kcal.persistence.store import CalibrationStore, StoreBusyError, StoreSync
 
 __all__ = [
     "CalibrationStore",
     "StoreBusyError",
     "StoreSync",
-    "StoredSamples",
-    "from_bytes",
     "from_parts",
     "load",
     "load_calibrator",

@@ -26,9 +26,8 @@ from safetensors.torch import load as safetensors_tensors
 from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
-from kcal.calibrators import Calibrator, CalibratorState, calibrator_class
+from kcal.calibrators import Calibrator, CalibratorState, calibrator_from_state, calibrator_state
 from kcal.calibrators.base import LoadArgumentError, decode_classes, encode_classes
-from kcal.calibrators.kernel_calibrator import KernelCalibrator
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path, write_whole
 from kcal.projection import (
@@ -93,9 +92,10 @@ def load(
     loaded = from_parts(*_parse(_read(path), path), path, projection)
     if place is None:
         return loaded
-    if not isinstance(loaded, KernelCalibrator):
+    if not (isinstance(loaded, Calibrator) and loaded.tags.has_support):
         raise LoadArgumentError("device", f"is not used by a saved {type(loaded).__name__}", remedy="Leave it out.")
-    return loaded.to(place)
+    moved: Calibrator = loaded.to(place)
+    return moved
 
 
 def load_calibrator(path: Source) -> Calibrator:
@@ -121,22 +121,11 @@ def to_bytes(calibrator: Calibrator | TrainedProjection, *, network: Mapping[str
     return content
 
 
-def from_bytes(content: bytes) -> Calibrator:
-    """Return the calibrator whose file has this content."""
-    return _check_calibrator(from_parts(*_parse(content, "The content"), "The content"), "The content")
-
-
 def to_parts(
     calibrator: Calibrator | TrainedProjection, *, network: Mapping[str, Any] | None = None
 ) -> tuple[str, dict[str, torch.Tensor]]:
     """Return the header, as JSON, and the tensors of a file; those of the model are named as in its ``state_dict``."""
-    if isinstance(calibrator, TrainedProjection):
-        state = projection_state(calibrator)
-    elif hasattr(calibrator, "state"):  # a ShardedKCal says there why it cannot be saved
-        state = calibrator.state()
-    else:
-        expected = "must be a calibrator of kcal or a TrainedProjection"
-        raise InvalidInputError("calibrator", expected, got=shown(calibrator))
+    state = calibrator_state(calibrator)
     versions = {"format_version": FORMAT_VERSION, "package_version": version("kcal")}
     header = {**versions, "method": state.method, "parameters": state.parameters, "values": state.values}
     try:
@@ -161,7 +150,7 @@ def from_parts(
         state = CalibratorState(header["method"], header["parameters"], header["values"], dict(tensors))
         if state.method == PROJECTION:
             return restore_projection(state, **parts)
-        return calibrator_class(state.method).from_state(state, **parts)
+        return calibrator_from_state(state, **parts)
     except LoadArgumentError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
@@ -227,13 +216,8 @@ def _read_header(text: str, source: Source) -> dict[str, Any]:
     if type(number) is not int or number < 1:
         raise FileFormatError(f"{source} has no valid format version; it is damaged.")
     if number > FORMAT_VERSION:
-        raise FileFormatError(
-            f"{source} was written by kcal {header.get('package_version')} in format {number}; "
-            f"this kcal reads format {FORMAT_VERSION}. Upgrade kcal."
-        )
-    for part in ("parameters", "values"):
-        if not isinstance(header.get(part), dict):
-            raise FileFormatError(f"{source} has no {part}; it is damaged.")
+        written = f"{source} was written by kcal {header.get('package_version')} in format {number}"
+        raise FileFormatError(f"{written}; this kcal reads format {FORMAT_VERSION}. Upgrade kcal.")
     return dict(header)
 
 
@@ -258,6 +242,7 @@ def _check_calibrator(loaded: Calibrator | TrainedProjection, source: Source) ->
     return loaded
 
 
+@calibrator_state.register
 def projection_state(trained: TrainedProjection) -> CalibratorState:
     """Return the content of a trained projection: its checkpoints, and how they were trained."""
     values: dict[str, Any] = {
@@ -274,7 +259,7 @@ def projection_state(trained: TrainedProjection) -> CalibratorState:
 
 def restore_projection(state: CalibratorState, *, projection: nn.Module | None = None) -> TrainedProjection:
     """Return the trained projection; ``projection`` is its module, if the architecture is not one of kcal's."""
-    values, tensors = state.values, dict(state.tensors)
+    values, tensors, curve = state.values, dict(state.tensors), state.values["curve"]
     architectures, steps, prints = values["checkpoints"], values["steps"], tensors.pop("fingerprints")
     if not (architectures and len(architectures) == len(steps) and all(type(step) is int for step in steps)):
         raise FileFormatError("the stored checkpoints and their steps are damaged.")
@@ -295,7 +280,7 @@ def restore_projection(state: CalibratorState, *, projection: nn.Module | None =
     return TrainedProjection(
         checkpoints=tuple(module.requires_grad_(False) for module in modules),
         steps=tuple(steps),
-        curve=TrainingCurve(**{name: tuple(entries) for name, entries in values["curve"].items()}),
+        curve=TrainingCurve(tuple(curve["steps"]), tuple(curve["losses"]), tuple(curve["learning_rates"])),
         recipe=recipe_from_dict(values["recipe"]),
         classes=decode_classes(values["classes"]),
         fingerprints=prints.numpy().view(np.uint64),

@@ -20,26 +20,35 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from math import inf
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, fit_on
+from kcal.calibrators import Calibrator, fit_on, online_ids, online_samples, online_state, update_on, was_fitted_on
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, KcalWarning, warn
-from kcal.files import check_path, write_whole
-from kcal.persistence.sync import StoreSync
-from kcal.validation import check_groups, check_ids, check_integer, check_labels, check_matrix, check_weights, shown
+from kcal.files import check_path
+from kcal.validation import (
+    check_groups,
+    check_ids,
+    check_integer,
+    check_labels,
+    check_matrix,
+    check_number,
+    check_weights,
+    shown,
+    to_array,
+    to_numbers,
+)
 
 FORMAT = 2
 APPLICATION = 0x6B63616C  # "kcal"
 BUSY_SECONDS = 30.0
 """How long a call waits for another process that writes."""
-CHUNK = 10_000
 MAX_INTEGER = 2**63 - 1
 MODULUS = 2**62
 """Of checksums and their sum: SQLite's integers are below 2**63."""
@@ -80,17 +89,16 @@ class StoreBusyError(KcalError, TimeoutError):
     """Raise if another process held the store for longer than a call waits."""
 
 
-@dataclass(frozen=True, eq=False)
-class StoredSamples:
-    """Samples of a store: the outputs with their ids, groups and weights, and what the store adds."""
+class Changes(NamedTuple):
+    """What changed in a store: labelled samples with their rows and model versions, rows that were deleted."""
 
-    outputs: ClassifierOutputs
+    samples: ClassifierOutputs | None
+    """Samples that were added or corrected, as they are now; None if nothing changed."""
     rows: NDArray[np.int64]
-    times: NDArray[np.float64]
-    versions: NDArray[Any] = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    versions: set[str]
+    deleted: set[int]
+    last: int
+    """Number of the last change, for the next call."""
 
 
 class CalibrationStore:
@@ -136,7 +144,7 @@ class CalibrationStore:
                 self._rows("PRAGMA journal_mode = WAL")
             self._rows("PRAGMA synchronous = FULL")
             self._rows("PRAGMA secure_delete = ON")
-            with self._transaction("DEFERRED"):
+            with self.transaction("DEFERRED"):
                 self._check_format()
                 self._check_integrity()
         except BaseException:
@@ -145,10 +153,12 @@ class CalibrationStore:
 
     # ------------------------------------------------------------ changes
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Return a context in which several changes are made together: all of them if it ends, none if it raises.
+    @contextmanager
+    def transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        """Make several changes together: all of them if the context ends, none if it raises.
 
-        Other threads and processes see the changes, and they are on disk, when the context has ended.
+        Other threads and processes see the changes, and they are on disk, when the context has ended. Inside another
+        transaction, it is a part of it. ``kind`` is that of SQLite: "DEFERRED" for reading alone.
 
         Examples
         --------
@@ -158,7 +168,17 @@ class CalibrationStore:
         ...     ids = store.append(sample)
         ...     store.correct(ids, ["seizure"])
         """
-        return self._transaction()
+        with self._lock:
+            is_part = self._in_transaction
+            self._rows("SAVEPOINT part" if is_part else f"BEGIN {kind}")
+            try:
+                yield
+                self._rows("RELEASE part" if is_part else "COMMIT")
+            except BaseException:
+                if self._in_transaction:  # SQLite may have rolled back by itself
+                    for statement in ("ROLLBACK TO part", "RELEASE part") if is_part else ("ROLLBACK",):
+                        self._rows(statement)
+                raise
 
     def append(self, outputs: ClassifierOutputs, *, times: Any = None) -> list[Any]:
         """Add samples and return their ids, those of ``outputs`` or new ones; labels may follow by :meth:`correct`.
@@ -173,7 +193,7 @@ class CalibrationStore:
             When the samples were taken, in seconds since 1970; by default now.
         """
         columns = _columns_of(outputs, times)
-        with self._transaction():
+        with self.transaction():
             ids = self._new_ids(len(columns[0])) if outputs.ids is None else _plain_ids(outputs.ids, len(columns[0]))
             records = [(*values, self.version) for values in zip(ids, *columns, strict=True)]
             self._check_kinds(records[0])
@@ -187,9 +207,9 @@ class CalibrationStore:
 
     def correct(self, ids: Sequence[Any], labels: Any) -> None:
         """Replace the labels of samples, or add late ones."""
-        names = _plain_ids(ids, len(ids))
+        names = _plain_ids(ids)
         new = _plain_labels(labels, len(names))
-        with self._transaction():
+        with self.transaction():
             self._check_label(new[0])
             for name, label in zip(names, new, strict=True):
                 if not self._read("id = ?", (name,)):
@@ -199,8 +219,8 @@ class CalibrationStore:
 
     def delete(self, ids: Sequence[Any]) -> None:
         """Delete samples; :meth:`vacuum` then removes the last of their bytes from the file."""
-        with self._transaction():
-            for name, known in zip(_plain_ids(ids, len(ids)), self.contains(ids), strict=True):
+        with self.transaction():
+            for name, known in zip(_plain_ids(ids), self.contains(ids), strict=True):
                 if not known:
                     raise _unknown_id(name)
                 self._rows("DELETE FROM samples WHERE id = ?", (name,))
@@ -221,27 +241,13 @@ class CalibrationStore:
         """Return the number of samples, with and without labels."""
         return self._number("SELECT count(*) FROM samples")
 
-    def samples(self, *, labelled: bool = True, version: str | None = None) -> StoredSamples:
+    def samples(self, *, labelled: bool = True, version: str | None = None) -> ClassifierOutputs:
         """Return all samples in the order of their arrival; by default those with labels, of any model version.
 
         With ``labelled=False`` the labels are None if no sample has one, and an array of objects, None where a label is
         missing, if some have.
         """
-        return _as_samples(self._select(labelled, _check_version(version), after=0))
-
-    def chunks(
-        self, size: int = CHUNK, *, labelled: bool = True, version: str | None = None
-    ) -> Iterator[StoredSamples]:
-        """Yield the samples in the order of their arrival, ``size`` at a time; those that arrive meanwhile included."""
-        size, version = check_integer(size, "size", minimum=1, maximum=MAX_INTEGER), _check_version(version)
-
-        def read() -> Iterator[StoredSamples]:
-            after = 0
-            while records := self._select(labelled, version, after, limit=size):
-                after = records[-1][0]
-                yield _as_samples(records)
-
-        return read()
+        return _as_outputs(self._select(labelled, version))
 
     def contains(self, ids: Sequence[Any]) -> list[bool]:
         """Return for each id whether a sample has it."""
@@ -249,7 +255,7 @@ class CalibrationStore:
 
     def versions_of(self, ids: Sequence[Any]) -> list[str | None]:
         """Return for each id the model version of its sample; None if no sample has it."""
-        found = (self._rows("SELECT version FROM samples WHERE id = ?", (name,)) for name in _plain_ids(ids, len(ids)))
+        found = (self._rows("SELECT version FROM samples WHERE id = ?", (name,)) for name in _plain_ids(ids))
         return [rows[0][0] if rows else None for rows in found]
 
     def ids(self) -> list[Any]:
@@ -265,29 +271,21 @@ class CalibrationStore:
         """Number of the last change; it grows with every sample that is added, corrected or deleted."""
         return self._number("SELECT coalesce(max(number), 0) FROM changes")
 
-    def changes(
-        self, since: int = 0, *, version: str | None = None
-    ) -> tuple[StoredSamples | None, NDArray[np.int64], int]:
-        """Return what changed after the change number ``since``.
-
-        Returns
-        -------
-        samples : StoredSamples or None
-            Labelled samples that were added or corrected, as they are now, of any or of one model version; None if
-            there are none.
-        deleted : (n,) array
-            Rows of samples that are no longer there.
-        last : int
-            Number of the last change, for the next call.
-        """
+    def changes(self, since: int = 0, *, version: str | None = None) -> Changes:
+        """Return what changed after the change number ``since``, of any or of one model version."""
+        since = check_integer(since, "since", minimum=0, maximum=MAX_INTEGER)
         changed = "SELECT DISTINCT row FROM changes WHERE number > ?"
-        with self._transaction("DEFERRED"):
+        with self.transaction("DEFERRED"):
             last = self.last_change
             rows = {row for (row,) in self._rows(changed, (since,))}
             records = self._read(f"row IN ({changed}) ORDER BY row", (since,))
-        deleted = np.array(sorted(rows - {record[0] for record in records}), dtype=np.int64)
         labelled = [record for record in records if record[4] is not None and version in (None, record[8])]
-        return (_as_samples(labelled) if labelled else None), deleted, last
+        samples, places = (
+            _as_outputs(labelled) if labelled else None,
+            np.array([r[0] for r in labelled], dtype=np.int64),
+        )
+        deleted = rows - {record[0] for record in records}
+        return Changes(samples, places, {record[8] for record in labelled}, deleted, last)
 
     # ------------------------------------------------------------ calibrators
 
@@ -304,9 +302,9 @@ class CalibrationStore:
         Embeddings of different networks have nothing to do with each other: where the samples are of several model
         versions, or of another than that of this store, it warns. ``version`` chooses the samples of one.
         """
-        samples = self.samples(version=version)
-        self.warn_versions(set(samples.versions.tolist()), version)
-        return fit_on(calibrator, samples.outputs, training, classes=classes)
+        records = self._select(True, version)
+        self.warn_versions({record[8] for record in records}, version)
+        return fit_on(calibrator, _as_outputs(records), training, classes=classes)
 
     def follow(
         self,
@@ -355,18 +353,13 @@ class CalibrationStore:
 
     def _create(self) -> None:
         """Make an empty store under another name and link it, whole, to its own, unless another process was faster."""
-        with closing(sqlite3.connect(":memory:")) as database:
-            for statement in (*SCHEMA, "INSERT INTO totals VALUES (0, 0, 0)"):
-                database.execute(statement)
-            database.commit()
-            database.execute(f"PRAGMA application_id = {APPLICATION}")
-            database.execute(f"PRAGMA user_version = {FORMAT}")
-            content = bytearray(database.serialize())
-        content[18:20] = b"\2\2"  # written and read with the write-ahead log
         target = Path(os.path.realpath(self.path))
         temporary = target.with_name(f".{secrets.token_hex(8)}.db")
         try:
-            write_whole(temporary, bytes(content))
+            with self._own_errors(), closing(sqlite3.connect(temporary)) as database:
+                own = (f"PRAGMA application_id = {APPLICATION}", f"PRAGMA user_version = {FORMAT}")
+                database.executescript(";".join((*SCHEMA, "INSERT INTO totals VALUES (0, 0, 0)", *own)))
+                database.execute("PRAGMA journal_mode = WAL")
             with suppress(FileExistsError):
                 os.link(temporary, target)
         except OSError as error:
@@ -417,24 +410,26 @@ class CalibrationStore:
             self._check_record(record)
         return [record[:-1] for record in records]
 
-    def _select(self, labelled: bool, version: str | None, after: int, limit: int = -1) -> list[Record]:
-        conditions = "row > ? AND (? IS NULL OR version = ?)" + (" AND label IS NOT NULL" if labelled else "")
-        return self._read(f"{conditions} ORDER BY row LIMIT ?", (after, version, version, limit))
+    def _select(self, labelled: bool, version: str | None) -> list[Record]:
+        conditions = "(? IS NULL OR version = ?)" + (" AND label IS NOT NULL" if labelled else "")
+        return self._read(f"{conditions} ORDER BY row", [_check_version(version)] * 2)
 
-    def _check_kinds(self, record: Record) -> None:
-        """Raise if the columns of new samples, of which this is the first, are of other kinds than in the store."""
-        names = ("ids", "embeddings", "logits", "groups")
-        known = self._rows('SELECT id, embedding, logits, "group" FROM samples LIMIT 1')
-        for name, old, new in zip(names, known[0], (*record[:3], record[4]), strict=True) if known else ():
-            if _kind(old) != _kind(new):
-                raise InvalidInputError(f"outputs.{name}", f"must be {_kind(old)}, as in the store", got=_kind(new))
-        self._check_label(record[3])
+    def _check_kinds(self, new: Record) -> None:
+        """Raise if the first of new samples has other columns, or of another kind, than those of the store."""
+        names = ("ids", "embeddings", "logits", "labels", "groups")
+        for known in self._rows('SELECT id, embedding, logits, NULL, "group" FROM samples LIMIT 1'):
+            for name, old, value in zip(names, known, new[:5], strict=True):
+                if _kind(old) != _kind(value) and name != "labels":
+                    raise InvalidInputError(
+                        f"outputs.{name}", f"must be {_kind(old)}, as in the store", got=_kind(value)
+                    )
+        self._check_label(new[3])
 
     def _check_label(self, label: Any) -> None:
         """Raise if labels, of which this is the first, are text in the store and numbers now, or the other way."""
-        known = self._rows("SELECT label FROM samples WHERE label IS NOT NULL LIMIT 1")
-        if known and label is not None and _kind(known[0][0]) != _kind(label):
-            raise InvalidInputError("labels", f"must be {_kind(known[0][0])}, as in the store", got=_kind(label))
+        for (known,) in self._rows("SELECT label FROM samples WHERE label IS NOT NULL LIMIT 1"):
+            if label is not None and _kind(known) != _kind(label):
+                raise InvalidInputError("labels", f"must be {_kind(known)}, as in the store", got=_kind(label))
 
     def _new_ids(self, n_samples: int) -> list[Any]:
         """Return ids that no sample of the store has, of the type of the others; inside a transaction."""
@@ -459,21 +454,6 @@ class CalibrationStore:
     @property
     def _in_transaction(self) -> bool:
         return not self._is_closed and self._database.in_transaction
-
-    @contextmanager
-    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
-        """Do all or nothing, alone among writers; inside another transaction, as a part of it."""
-        with self._lock:
-            is_part = self._in_transaction
-            self._rows("SAVEPOINT part" if is_part else f"BEGIN {kind}")
-            try:
-                yield
-                self._rows("RELEASE part" if is_part else "COMMIT")
-            except BaseException:
-                if self._in_transaction:  # SQLite may have rolled back by itself
-                    for statement in ("ROLLBACK TO part", "RELEASE part") if is_part else ("ROLLBACK",):
-                        self._rows(statement)
-                raise
 
     @contextmanager
     def _own_errors(self) -> Iterator[None]:
@@ -536,7 +516,7 @@ def _columns_of(outputs: ClassifierOutputs, times: Any) -> list[list[Any]]:
         check_groups(groups, n_samples)
     if weights is not None:
         check_weights(weights, n_samples)  # scaled there, as given here
-    moments = np.full(n_samples, time.time()) if times is None else np.asarray(times, dtype=np.float64)
+    moments = np.full(n_samples, time.time()) if times is None else to_numbers(times, "times").astype(np.float64)
     if moments.shape != (n_samples,) or not np.isfinite(moments).all():
         raise InvalidInputError("times", f"must be {n_samples:,} finite numbers", got=shown(times))
     return [
@@ -563,13 +543,13 @@ def _matrix(blobs: Sequence[bytes | None]) -> NDArray[np.float32] | None:
     return np.frombuffer(b"".join(present), dtype="<f4").reshape(len(present), -1).astype(np.float32)
 
 
-def _as_samples(records: Sequence[Record]) -> StoredSamples:
+def _as_outputs(records: Sequence[Record]) -> ClassifierOutputs:
     """Return records as arrays; labels are objects if some are missing, and None if all are."""
     if not records:
         raise InvalidInputError("store", "must hold samples with labels", got="none")
-    rows, ids, embeddings, logits, labels, groups, weights, times, versions = zip(*records, strict=True)
+    _, ids, embeddings, logits, labels, groups, weights, *_ = zip(*records, strict=True)
     missing = labels.count(None)
-    outputs = ClassifierOutputs(
+    return ClassifierOutputs(
         embeddings=_matrix(embeddings),
         logits=_matrix(logits),
         labels=None if missing == len(labels) else np.array(labels, dtype=object if missing else None),
@@ -577,12 +557,12 @@ def _as_samples(records: Sequence[Record]) -> StoredSamples:
         weights=None if set(weights) == {1.0} else np.array(weights),
         ids=np.array(ids),
     )
-    return StoredSamples(outputs, np.array(rows, dtype=np.int64), np.array(times), np.array(versions))
 
 
-def _plain_ids(ids: Any, n_samples: int) -> list[Any]:
-    """Return ids as Python's text or integers, which SQLite can hold."""
-    checked = check_ids(ids, n_samples)
+def _plain_ids(ids: Any, n_samples: int | None = None) -> list[Any]:
+    """Return ids as Python's text or integers, which SQLite can hold; by default any number of them."""
+    array = to_array(ids, "ids")
+    checked = check_ids(array, array.size if n_samples is None else n_samples)
     names = checked.tolist() if checked.dtype.kind == "U" else [int(name) for name in checked.tolist()]
     for given, name in zip(checked.tolist(), names, strict=True):
         if given != name or (isinstance(name, int) and abs(name) > MAX_INTEGER):
@@ -605,3 +585,175 @@ def _check_version(version: Any) -> str | None:
 
 def _unknown_id(name: Any) -> InvalidInputError:
     return InvalidInputError("ids", "must be ids of samples in the store", got=repr(name))
+
+
+class StoreSync:
+    """Keeps the samples of a calibrator those of a store; made by :meth:`CalibrationStore.follow`.
+
+    A sample of the calibrator is known by its id and by the row of the store that it came from: an id that was deleted
+    and appended again is another sample. A sample that is not in the store is forgotten. A deletion thus reaches the
+    calibrator although the store keeps nothing of what was deleted, not even its id. With ``keep_others`` a sample that
+    was never in the store stays; one that was deleted before the first update cannot be told from it.
+
+    The calibrator is unfitted, or was fitted with ids of the store: saved and loaded again, it goes on. Then samples
+    whose embeddings and labels it has are left as they are. If its ``updates`` limit the samples that it keeps, those
+    that came to the store before the oldest that it has count as evicted, and do not return.
+
+    As a context manager it updates the calibrator from a thread of its own, ``every`` so many seconds; predictions go
+    on meanwhile. Without ``every``, call :meth:`update`. If an update of the thread fails, it warns, keeps the error in
+    ``error`` and tries again at the next interval; an error that lasts is raised where the context ends.
+    """
+
+    def __init__(
+        self,
+        store: CalibrationStore,
+        calibrator: Calibrator,
+        every: float | None,
+        *,
+        classes: Any = None,
+        version: str | None = None,
+        keep_others: bool = False,
+    ) -> None:
+        if not (isinstance(calibrator, Calibrator) and calibrator.tags.learns_online):
+            expected = "must be one that learns online: KCal or KCalBlend"
+            raise InvalidInputError("calibrator", expected, got=shown(calibrator))
+        if every is not None:
+            check_number(every, "every", minimum=0, exclusive=True)
+        self.calibrator: Any = calibrator
+        self.store, self.every, self.keep_others = store, every, keep_others
+        self.classes, self.version = classes, version
+        self.since = 0
+        """Number of the last change of the store that the calibrator has seen."""
+        self.error: Exception | None = None
+        """Error of the latest update by the thread; None if it succeeded."""
+        self._versions: set[str] = set()  # of the samples so far
+        self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
+        self._stop, self._thread = threading.Event(), threading.Thread()
+        self._check_calibrator()
+
+    def update(self, *, search: bool = True) -> int:
+        """Apply what changed in the store since the last call; return the number of samples that changed.
+
+        An unfitted calibrator is fitted as soon as there are labelled samples. Predictions follow at once; then a
+        search (of a blend: a fit) is made if it is due or, without ``search``, left for ``calibrator.refresh()``.
+        """
+        self._check_calibrator()
+        changes = self.store.changes(self.since, version=self.version)
+        if not changes.versions <= self._versions:
+            self._versions |= changes.versions
+            self.store.warn_versions(self._versions, self.version)
+        unchanged = self._adopt(changes) if self.since == 0 else set()
+        gone, erased = self._deleted(changes.deleted)
+        self._rows = {name: row for name, row in self._rows.items() if name not in erased}
+        is_majority = self._is_fitted and 2 * len(gone) > len(online_ids(self.calibrator))
+        if erased and not is_majority:
+            self._forget(gone)
+        taken = self._take(changes, unchanged)
+        if erased and is_majority:  # afterwards: predictions never lack samples
+            self._forget(gone - taken)
+        self.since = changes.last
+        if self._is_fitted:
+            with suppress(KcalError):  # too few samples may be left: then predictions raise
+                self.calibrator.refresh(search=False)  # no reader has to, nor waits for a search
+                self.calibrator.refresh(search=search)
+        return len(gone | taken)
+
+    def _check_calibrator(self) -> None:
+        """Raise if the calibrator is fitted and cannot be updated, or if its samples are not of the store."""
+        if not self._is_fitted:
+            return
+        state = online_state(self.calibrator)  # raises if the samples cannot be updated
+        if self.since == 0 and not state.has_own_ids:
+            expected = "must be unfitted, or fitted with ids of the store"
+            remedy = "Fit it with store.fit(calibrator), or pass ids= to fit."
+            raise InvalidInputError("calibrator", expected, got="one that was fitted without ids", remedy=remedy)
+
+    def _adopt(self, changes: Changes) -> set[Any]:
+        """Find the rows of the samples that a fitted calibrator has; return the ids of those with the same labels."""
+        self._rows = {}
+        samples = changes.samples
+        if samples is None or not self._is_fitted:
+            return set()
+        own: Any = online_samples(self.calibrator)
+        labels = dict(zip(own.ids.tolist(), own.labels.tolist(), strict=True))
+        names = samples.ids.tolist()
+        is_known = np.array([name in labels for name in names])
+        same = is_known & was_fitted_on(self.calibrator, samples.matrix(self.calibrator.inputs))
+        kept = same | (self._evicted(changes.rows, samples.labels, same) & ~is_known)
+        self._rows = {name: row for name, row, keep in zip(names, changes.rows.tolist(), kept, strict=True) if keep}
+        given = zip(names, samples.labels.tolist(), strict=True)
+        return {name for name, label in given if name in labels and labels[name] == label}
+
+    def _evicted(self, rows: NDArray[np.int64], labels: NDArray[Any], same: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which samples are older than the oldest that the calibrator has, of all or of their class."""
+        options, evicted = self.calibrator.updates, np.zeros(len(rows), dtype=np.bool_)
+        if options is None or not same.any():
+            return evicted
+        if options.max_samples < inf:
+            evicted |= rows < rows[same].min()
+        if options.max_per_class is not None:
+            for label in np.unique(labels[same]):
+                of_class = labels == label
+                evicted |= of_class & (rows < rows[of_class & same].min())
+        return evicted
+
+    def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
+        """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
+        if not self._is_fitted or not (rows or self.since == 0):
+            return set(), set()
+        absent = rows if self.keep_others else {None, *rows}
+        gone = {name for name in online_ids(self.calibrator) if self._rows.get(name) in absent}
+        return gone, gone | {name for name, row in self._rows.items() if row in rows}
+
+    def _forget(self, gone: set[Any]) -> None:
+        """Forget samples, and every trace of those that were evicted or replaced."""
+        self.calibrator.forget([name for name in online_ids(self.calibrator) if name in gone])
+
+    def _take(self, changes: Changes, unchanged: set[Any]) -> set[Any]:
+        """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
+        samples = changes.samples
+        if samples is None:
+            return set()
+        names, rows = samples.ids.tolist(), changes.rows.tolist()
+        known = set(online_ids(self.calibrator)) if self._is_fitted else set()
+        is_new = np.array([self._rows.get(name) != row for name, row in zip(names, rows, strict=True)])
+        corrected = ~is_new & np.array([name in known and name not in unchanged for name in names])
+        if corrected.any():
+            chosen = samples.select(corrected)
+            self.calibrator.correct(chosen.ids, chosen.labels)
+        if is_new.any():
+            update_on(self.calibrator, samples.select(is_new), classes=self.classes)
+            online_state(self.calibrator)  # raises if the fit left no samples that can be updated
+            self._rows |= {name: row for name, row, new in zip(names, rows, is_new, strict=True) if new}
+        return {name for name, changed in zip(names, is_new | corrected, strict=True) if changed}
+
+    @property
+    def _is_fitted(self) -> bool:
+        return bool(self.calibrator.__sklearn_is_fitted__())
+
+    def __enter__(self) -> Self:
+        self.update()
+        self.error = None
+        if self.every is not None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, name="kcal-sync", daemon=True)
+            self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.every):
+            try:
+                self.update()
+                self.error = None
+            except Exception as error:  # kept, and raised where the context ends if it lasts
+                is_first, self.error = self.error is None, error
+                if is_first:
+                    with suppress(KcalWarning):  # where warnings are errors, they must not end the thread
+                        warn(f"A sync could not update its calibrator, and tries again: {error}", KcalWarning)
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self.error is not None and error[0] is None:
+            raise self.error

@@ -7,7 +7,14 @@ axes.
 from kcal.errors import MissingExtraError
 
 try:
-    from kcal.plots.curves import bandwidth_curve, rank_plot, rejection_curve, training_curve, wealth_curves
+    from kcal.plots.curves import (
+        bandwidth_curve,
+        rank_plot,
+        rejection_curve,
+        subgroup_plot,
+        training_curve,
+        wealth_curves,
+    )
     from kcal.plots.explanations import explanation
     from kcal.plots.reliability import class_reliability_grid, reliability_diagram, reliability_grid
     from kcal.plots.simplex import simplex_plot
@@ -27,6 +34,7 @@ __all__ = [
     "reliability_diagram",
     "reliability_grid",
     "simplex_plot",
+    "subgroup_plot",
     "training_curve",
     "wealth_curves",
 ]

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from kcal.errors import InvalidInputError
-from kcal.metrics import AverageRanks, CanonicalCells, ReliabilityBins
+from kcal.metrics import AverageRanks, CanonicalCells, ReliabilityBins, SubgroupEvaluation
 from kcal.validation import check_integer, shown
 
 MAX_PANELS = 400
@@ -23,6 +23,7 @@ KINDS: dict[str, tuple[Any, str]] = {
     "legend": (bool | np.bool_, "True or False"),
     "bins": (ReliabilityBins, "the result of kcal.metrics.reliability(probs, labels)"),
     "cells": (CanonicalCells, "the result of kcal.metrics.canonical_cells(probs, labels, bins=5)"),
+    "subgroups": (SubgroupEvaluation, "the result of kcal.metrics.evaluate(probs, labels, by=...)"),
     "ranks": (AverageRanks, "the result of kcal.metrics.average_ranks(...)"),
 }
 """The types of an argument, and their description."""
@@ -45,7 +46,7 @@ def check_kind(value: Any, name: str, kind: Any, expected: str) -> None:
 
 
 def check_names(names: Any, n_names: int | None = None) -> list[str]:
-    """Return names as a list of text; raise if they are not a list, if there are none, or not ``n_names``."""
+    """Return names as a list of text; raise if they are not a list, empty, or not ``n_names``."""
     unordered = isinstance(names, str | bytes | Mapping | Set) or not isinstance(names, Collection)
     if unordered or getattr(names, "ndim", 1) != 1:
         raise InvalidInputError("class_names", "must be a list of names", got=shown(names))

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
-from kcal.metrics import AverageRanks, RejectionCurve
+from kcal.metrics import AverageRanks, RejectionCurve, SubgroupEvaluation
 from kcal.plots.arguments import check_arguments, check_count, check_kind
 from kcal.plots.style import COUNTS, GAP, GUIDE, LINES, MARKERS, OBSERVED_EDGE, SERIES, prepare_axes, wrap_label
 from kcal.validation import check_number, shown, to_numbers
@@ -186,6 +186,46 @@ def rank_plot(ranks: AverageRanks, *, ax: Axes | None = None, title: str | None 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("average rank ± standard deviation (1 is best)")
     ax.grid(axis="x", alpha=0.25)
+    return ax
+
+
+def subgroup_plot(subgroups: SubgroupEvaluation, *, ax: Axes | None = None, title: str | None = None) -> Axes:
+    """Draw accuracy and mean confidence of each subgroup, joined by their gap, with the ECE and its interval.
+
+    The gap is in colour where the confidence is too high or too low beyond chance; a star marks subgroups that differ
+    from the others.
+
+    Parameters
+    ----------
+    subgroups
+        What `kcal.metrics.evaluate` returns with ``by``.
+    ax, title
+        Axes to draw on, those of a new figure of fitting height if None, and their title.
+    """
+    check_arguments(subgroups=subgroups)
+    check_count(len(subgroups.names), "subgroups", "subgroups")
+    places, names = range(len(subgroups.names)), [wrap_label(name, width=28, lines=1) for name in subgroups.names]
+    ax = prepare_axes(ax, 7.6, 1.4 + 0.38 * len(names), title, pad=28)
+    colours = [GAP if direction else COUNTS for direction in subgroups.direction]
+    ax.hlines(places, subgroups.accuracy, subgroups.mean_confidence, color=colours, linewidth=4, alpha=0.6)
+    ax.plot(subgroups.accuracy, places, "o", color=OBSERVED_EDGE, markersize=8, label="accuracy")
+    style: dict[str, Any] = {"markerfacecolor": "white", "color": GAP, "markersize": 7, "label": "mean confidence"}
+    ax.plot(subgroups.mean_confidence, places, "D", **style)
+    ends = zip(places, subgroups.error, subgroups.low, subgroups.high, strict=True)
+    texts = [(place, f"{100 * error:.2f} [{100 * low:.2f}, {100 * high:.2f}]") for place, error, low, high in ends]
+    for place, text in [(-0.8, "ECE, %"), *texts]:
+        at_right: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        ax.annotate(text, (1.0, place), xytext=(8, 0), va="center", **at_right)
+    marks = [" *" if differs else "" for differs in subgroups.differs]
+    ax.set_yticks(
+        places, [f"{name} ({n:,}){mark}" for name, n, mark in zip(names, subgroups.counts, marks, strict=True)]
+    )
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    note = "   (* differs from the other samples)" if any(marks) else ""
+    ax.set(xlabel=f"accuracy and mean confidence{note}", ylabel=wrap_label(subgroups.by, width=40, lines=1))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.grid(axis="x", alpha=0.25)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
 
 

@@ -72,7 +72,7 @@ def reliability_diagram(
     ----------
     predictions
         What `kcal.metrics.reliability` returns; or probabilities, (n_samples, n_classes), together with labels, which
-        are cut into 20 bins of equal width.
+        are cut into 15 bins of equal width.
     labels
         True classes as column indices, (n_samples,), if predictions are probabilities.
     of
@@ -96,24 +96,28 @@ def reliability_diagram(
     Axes
         The axes of the frequencies; those of the counts are their ``child_axes[0]``, with the label of both.
     """
-    check_arguments(class_name=class_name, legend=legend)
+    check_arguments(class_name=class_name, legend=legend, title=title)
     bins = _check_bins(predictions, labels, of)
     options = PanelOptions(minimum_count, confidence)
-    ax = prepare_axes(ax, 5.2, 7.7, title)
-    strip = draw_panel(ax, bins, options, marker_size=4)
     heading, label, frequency = "confidence", "confidence", "accuracy"
     if bins.of != "confidence":
         name = class_name or f"class {bins.of}"
         heading = wrap_label(name, width=34, lines=2)
         label = wrap_label(f"predicted probability of {name}", width=52, lines=2)
         frequency = "observed frequency"
-    ax.set_ylabel(frequency)
-    strip.set(xlabel=label, ylabel="samples")
     if title is None:
         separator = ":\n" if len(heading) > 30 else ": "
-        ax.set_title(f"{heading}{separator}{error_text(bins, 'calibration error')}")
+        title = f"{heading}{separator}{error_text(bins, 'calibration error')}"
+    is_new, n_lines = ax is None, 1 + label.count("\n")
+    height = 6.0 + 0.2 * (title.count("\n") + n_lines) + 0.75 * legend
+    ax = prepare_axes(ax, 5.2, height, title)
+    strip = draw_panel(ax, bins, options, marker_size=4)
+    ax.set_ylabel(frequency)
+    strip.set(xlabel=label, ylabel="samples")
     if legend:
-        _draw_legend(ax, legend_handles(options), n_lines=1 + label.count("\n"))
+        _draw_legend(ax, legend_handles(options), n_lines=n_lines)
+    if not is_new:
+        _make_room(ax, 0.25 + 0.18 * n_lines + 0.75 * legend)
     return ax
 
 
@@ -127,7 +131,7 @@ def _check_bins(predictions: Any, labels: Any, of: Any) -> ReliabilityBins:
     if labels is None:
         expected = "must be the result of kcal.metrics.reliability(probs, labels), or probabilities with labels"
         raise InvalidInputError("predictions", expected, got=shown(predictions))
-    return reliability(predictions, labels, of="confidence" if of is None else of, adaptive=False)
+    return reliability(predictions, labels, of="confidence" if of is None else of)
 
 
 def draw_panel(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, marker_size: float) -> Axes:
@@ -183,6 +187,18 @@ def _draw_legend(ax: Axes, handles: list[Artist], *, n_lines: int) -> None:
     below = ScaledTranslation(0, -(26 + 13 * n_lines) / 72, ax.figure.dpi_scale_trans)  # points to inches
     place = {"bbox_to_anchor": (0.5, STRIP[1]), "bbox_transform": ax.transAxes + below}
     ax.legend(handles=handles, loc="upper center", ncols=2, frameon=False, borderaxespad=0.0, **place)
+
+
+def _make_room(ax: Axes, below: float) -> None:
+    """Move the lower end of a subplot up, for the strip and ``below`` inches under it; layout engines do that alone."""
+    figure = ax.get_figure(root=True)
+    if figure is None or figure.get_layout_engine() is not None or ax.get_subplotspec() is None:
+        return
+    place = ax.get_position(original=True)
+    margin = below / (ax.figure.bbox.height / figure.dpi)  # as a fraction of the figure
+    height = (place.y1 - max(place.y0 - 0.1, 0.0) - margin) / (1 - STRIP[1])
+    if 0 < height < place.height:
+        ax.set_position((place.x0, place.y1 - height, place.width, height))
 
 
 def top_of_counts(drawn: Sequence[ReliabilityBins]) -> float:
@@ -265,8 +281,7 @@ def class_reliability_grid(
     ----------
     predictions
         The bins of every class, in the order of the classes; or probabilities, (n_samples, n_classes), together with
-        labels, which are cut into 20 bins of equal width, those of at least max(0.01, 1/K) as in
-        `kcal.metrics.class_errors`.
+        labels, which are cut into 15 bins of equal width, as in `kcal.metrics.class_errors`.
     labels
         True classes as column indices, (n_samples,), if predictions are probabilities.
     class_names
@@ -353,14 +368,12 @@ def _bins_of_classes(predictions: Any, labels: Any, class_names: Any) -> Sequenc
         return _check_row(predictions, "predictions", n_classes)
     if isinstance(predictions, Sequence) and any(isinstance(row, ReliabilityBins) for row in predictions):
         raise InvalidInputError("labels", "must be left out if predictions are binned", got=shown(labels))
-    first = reliability(predictions, labels, of=0, adaptive=False, threshold="max")  # checks both
-    n_classes = np.shape(predictions)[1]
-    others = (reliability(predictions, labels, of=k, adaptive=False, threshold="max") for k in range(1, n_classes))
-    return [first, *others]
+    first = reliability(predictions, labels, of=0)  # checks both
+    return [first, *(reliability(predictions, labels, of=k) for k in range(1, np.shape(predictions)[1]))]
 
 
 def _check_row(row: Any, name: str, n_classes: int | None) -> Sequence[ReliabilityBins]:
-    """Return the bins of all classes; raise if they are not a list, if there are none, or not ``n_classes``."""
+    """Return the bins of all classes; raise if they are not a list, empty, or not ``n_classes``."""
     if not isinstance(row, Sequence) or len(row) != (n_classes or max(len(row), 1)):
         expected = f"must be a list of the bins of all {n_classes or ''} classes".replace("  ", " ")
         got = f"{len(row)} bins" if isinstance(row, Sequence) else shown(row)

@@ -87,7 +87,7 @@ def _principal_axes(centred: torch.Tensor, reduce: nn.Linear) -> tuple[torch.Ten
     return axes.to(centred), variances.flip(0)[:count].clamp_min(0.0).to(centred)
 
 
-class SkipProjection(NormalisedReduction):
+class ResidualProjection(NormalisedReduction):
     """The paper's Π: batch norm, a linear map h → d, then x + W·ELU(x)."""
 
     def __init__(self, n_features: int, dimension: int) -> None:
@@ -128,7 +128,7 @@ OWN_MODULE = "module"
 """Stands for a projection whose architecture is the caller's: only its tensors are stored."""
 UNTRAINED: dict[str, type[nn.Module]] = {"identity": nn.Identity, "unit": UnitLength}
 """Projections without parameters."""
-ARCHITECTURES: dict[str, type[nn.Module]] = {"skip": SkipProjection, "linear": LinearProjection}
+ARCHITECTURES: dict[str, type[nn.Module]] = {"residual": ResidualProjection, "linear": LinearProjection}
 BUILT_IN = ARCHITECTURES | UNTRAINED
 
 

@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kcal.errors import InvalidInputError
+from kcal.kernels import LeaveOutLoss, sorted_support
 from kcal.modes import with_gradients
 from kcal.progress import progress_bar
 from kcal.projection.modules import (
     UNTRAINED,
     NormalisedReduction,
-    SkipProjection,
+    ResidualProjection,
     build_projection,
     choose_dimension,
+    project,
     seeded,
 )
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
@@ -37,7 +39,6 @@ from kcal.samples import Samples, check_samples
 from kcal.threads import threads_for
 from kcal.validation import check_matrix, check_seed, row_fingerprints
 
-Loss = Callable[[nn.Module], float]
 Backward = Callable[[torch.Tensor], None]
 Index = NDArray[np.int64]
 
@@ -51,11 +52,16 @@ DRAWN_AT_ONCE, MAX_STEPS_AT_ONCE = 200_000, 256
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """Training log-loss, averaged since the last record, and learning rate at the recorded steps."""
+    """Training log-loss, averaged since the last record, and learning rate at the recorded steps.
+
+    Of a fitted calibrator also the step of the checkpoint in use, and the losses of the checkpoints that were compared.
+    """
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]
     learning_rates: tuple[float, ...]
+    chosen_step: int | None = None
+    checkpoint_losses: tuple[float, ...] = ()
 
 
 class Checkpoint(NamedTuple):
@@ -100,15 +106,16 @@ def train_projection(
     embeddings: Any,
     labels: Any,
     *,
-    projection: str | nn.Module = "skip",
+    projection: str | nn.Module = "residual",
     dimension: int | str = "auto",
     recipe: str | Recipe = "fast",
     groups: Any = None,
     classes: Any = None,
+    monitored: tuple[Any, Any] | None = None,
     seed: int = 0,
     progress: bool | None = None,
 ) -> TrainedProjection:
-    """Train Π on a training set alone, so that many calibration sets can share it.
+    """Train Π on a training set, so that many calibration sets can share it.
 
     Parameters
     ----------
@@ -116,16 +123,19 @@ def train_projection(
         Penultimate-layer embeddings of the samples that the network was trained on.
     labels : (n,) array or tensor
         Their classes.
-    projection : "skip", "linear" or nn.Module
+    projection : "residual", "linear" or nn.Module
         What to train; a module is copied first.
     dimension : int or "auto"
         d; for "auto" min(h, 128), or with the paper's recipe min(h, 32) below 1,000 classes.
     recipe : "fast", "paper", FastRecipe or PaperRecipe
-        How to train it. The paper's recipe monitors the training loss here, since there is no calibration set.
+        How to train it.
     groups : (n,) array, optional
         Patients, speakers, sites: a sample is never predicted from its own group.
     classes : sequence, optional
         All classes, where the training set does not include them all.
+    monitored : (embeddings, labels), optional
+        The calibration set whose leave-one-out loss decides when the paper's recipe halves its learning rate. Without
+        it, the training loss does.
     seed : int
         Same seed, same result.
     progress : bool, optional
@@ -135,20 +145,22 @@ def train_projection(
     numbers = get_recipe(recipe)
     rows = check_matrix(embeddings, "embeddings")
     samples = check_samples(rows, labels, classes=classes, groups=groups, names=("labels", "groups"))
-    if isinstance(numbers, PaperRecipe):
-        numbers = replace(numbers, monitor="training")  # there is no calibration set
+    calibration = None
+    if monitored is not None:
+        calibration = check_samples(check_matrix(monitored[0], "monitored"), monitored[1])
+    elif isinstance(numbers, PaperRecipe):
+        numbers = replace(numbers, monitor="training")
     options: dict[str, Any] = {"dimension": dimension, "recipe": numbers, "seed": seed, "progress": progress}
-    steps, modules, curves = zip(*train_checkpoints(projection, samples, **options), strict=True)
+    run = train_checkpoints(projection, samples, calibration, **options)
+    steps, modules, curves = zip(*run, strict=True)
     return TrainedProjection(modules, steps, curves[-1], numbers, samples.classes, row_fingerprints(rows))
 
 
 class FoundProjection(NamedTuple):
-    """The projection in use, the step of its checkpoint, the curve of its training, and the losses of checkpoints."""
+    """The projection in use, and the curve of its training."""
 
     module: nn.Module
-    step: int | None = None
     curve: TrainingCurve | None = None
-    checkpoint_losses: tuple[float, ...] = ()
 
 
 def find_projection(
@@ -160,19 +172,17 @@ def find_projection(
     recipe: Recipe,
     seed: int,
     progress: bool | None,
-    score: Loss,
-    monitor: Loss,
+    score: Callable[[nn.Module], float],
 ) -> FoundProjection:
     """Return the frozen projection of a calibrator: trained where there is a training set, otherwise the given one.
 
     ``score`` maps a module to its loss on the calibration set. Of the checkpoints the one with the lowest is taken, or
     the last if the recipe says so; a training ends after ``PATIENCE`` checkpoints in a row without a lower loss.
-    ``monitor`` is the loss that decides when the paper's recipe halves its learning rate.
     """
     if training is not None:
         assert not isinstance(projection, TrainedProjection)
         options: dict[str, Any] = {"dimension": dimension, "recipe": recipe, "seed": seed, "progress": progress}
-        run = train_checkpoints(projection, training, monitor=monitor, **options)
+        run = train_checkpoints(projection, training, calibration, **options)
     elif isinstance(projection, TrainedProjection):
         run, recipe = projection.run(), projection.recipe
     else:
@@ -189,7 +199,8 @@ def find_projection(
                 if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
                     break
     best = seen[int(np.argmin(losses))] if scored else seen[-1]
-    return FoundProjection(best.module, best.step, seen[-1].curve, tuple(losses))
+    curve = replace(seen[-1].curve, chosen_step=best.step, checkpoint_losses=tuple(losses))
+    return FoundProjection(best.module, curve)
 
 
 def frozen_copy(module: nn.Module, like: torch.Tensor) -> nn.Module:
@@ -201,17 +212,14 @@ def frozen_copy(module: nn.Module, like: torch.Tensor) -> nn.Module:
 def train_checkpoints(
     projection: str | nn.Module,
     samples: Samples,
+    calibration: Samples | None,
     *,
     dimension: int | str,
     recipe: Recipe,
     seed: int,
     progress: bool | None,
-    monitor: Loss | None = None,
 ) -> Generator[Checkpoint]:
-    """Train a projection and yield its checkpoints; a caller that takes no more of them ends the training.
-
-    ``monitor`` maps the module to the loss that the paper's recipe monitors; without it, that is the training loss.
-    """
+    """Train a projection and yield its checkpoints; a caller that takes no more of them ends the training."""
     if len(np.unique(samples.codes)) < 2:
         raise InvalidInputError("train_labels", "must hold at least two classes to learn a projection")
     if samples.groups is not None and len(np.unique(samples.groups)) < 2:
@@ -222,7 +230,7 @@ def train_checkpoints(
     generator = np.random.default_rng(seed)
     with seeded(seed), threads_for(0):  # a module may hold dropout; a step consists of small operations
         if isinstance(recipe, PaperRecipe):
-            yield _train_paper(module, samples, recipe, generator, monitor, progress)
+            yield _train_paper(module, samples, calibration, recipe, generator, progress)
         else:
             yield from _train_fast(module, samples, recipe, generator, progress)
 
@@ -270,9 +278,9 @@ def _train_fast(
 def _train_paper(
     module: nn.Module,
     samples: Samples,
+    calibration: Samples | None,
     recipe: PaperRecipe,
     generator: np.random.Generator,
-    monitor: Loss | None,
     show: bool | None,
 ) -> Checkpoint:
     """Train as the paper does: some samples are predicted from a background of others."""
@@ -286,18 +294,27 @@ def _train_paper(
             for _ in range(recipe.batches_per_epoch):
                 descent.step(episodes.draw())
                 advance("")
-            mean = descent.record()
-            scheduler.step(monitor(module) if monitor is not None and recipe.monitor == "calibration" else mean)
+            loss = descent.record()
+            if recipe.monitor == "calibration":
+                assert calibration is not None
+                loss = _leave_out_loss(module, calibration, recipe.bandwidth)
+            scheduler.step(loss)
             if descent.learning_rate < recipe.least_learning_rate:
                 break
     return Checkpoint(descent.n_steps, frozen_copy(module, embeddings), descent.curve())
 
 
+def _leave_out_loss(module: nn.Module, samples: Samples, bandwidth: float) -> float:
+    """Return the log-loss of each sample given the others, or given those of other groups."""
+    support = sorted_support(replace(samples, embeddings=project(module, samples.embeddings)))
+    return LeaveOutLoss(support, keys=samples.keys(), memory_budget=0)(bandwidth)
+
+
 class Batch(NamedTuple):
     """The samples of a step."""
 
-    rows: torch.Tensor  # (n,), one batch norm sees them all
-    n_queries: int | None  # of the first rows, which the others predict; None if all predict all
+    rows: torch.Tensor  # (n,)
+    n_queries: int | None  # of the first rows, which the others, the background, predict; None if all predict all
     own: OwnClass
     log_weights: torch.Tensor  # (n_background,) or (n, n); exp of it is how many samples a background row represents
     hidden: torch.Tensor | None = None  # (n, n), what a query must not see
@@ -321,8 +338,8 @@ class _Descent:
 
     def step(self, batch: Batch) -> None:
         """Step along the gradient of the loss of a batch."""
-        points, backward = _forward(self.module, self.embeddings.index_select(0, batch.rows))
         n = batch.n_queries
+        points, backward = _forward(self.module, self.embeddings.index_select(0, batch.rows), n)
         queries, background = (points, points) if n is None else (points[:n], points[n:])
         options: dict[str, Any] = {"bandwidth": self.bandwidth, "hidden": batch.hidden, "shares": batch.shares}
         loss, to_queries, to_background = mean_loss(queries, background, batch.own, batch.log_weights, **options)
@@ -401,17 +418,28 @@ def _softmax(exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return shares, torch.where(largest > -torch.inf, largest - shares.amax(dim=1).log(), -torch.inf)
 
 
-def _forward(module: nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor, Backward]:
-    """Return Π(rows), and a function that turns the gradient in them into those of the parameters."""
+def _forward(module: nn.Module, rows: torch.Tensor, n_queries: int | None) -> tuple[torch.Tensor, Backward]:
+    """Return Π(rows), and a function that turns the gradient in them into those of the parameters.
+
+    As in the published code, queries and background are two batches, each with its own statistics in a batch norm. A
+    batch of one row has none: then all rows are one batch.
+    """
+    apart = n_queries is not None and min(n_queries, len(rows) - n_queries) > 1
+    parts = [rows[n_queries:], rows[:n_queries]] if apart else [rows]  # the background first
     if _is_papers(module):
-        return _forward_by_hand(module, rows)
-    points: torch.Tensor = module(rows)
+        return _forward_by_hand(module, parts)
+    points = _join([module(part) for part in parts])
     return points.detach(), points.backward
 
 
-def _is_papers(module: nn.Module) -> TypeGuard[SkipProjection]:
+def _join(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return the queries and the background in the order of the batch."""
+    return torch.cat(parts[::-1])
+
+
+def _is_papers(module: nn.Module) -> TypeGuard[ResidualProjection]:
     """Return whether a module is the paper's Π with its own batch norm."""
-    if type(module) is not SkipProjection or module.unit_length:
+    if type(module) is not ResidualProjection or module.unit_length:
         return False
     norm = module.norm
     plain = type(norm) is nn.BatchNorm1d and norm.affine and norm.track_running_stats and norm.momentum is not None
@@ -419,16 +447,20 @@ def _is_papers(module: nn.Module) -> TypeGuard[SkipProjection]:
 
 
 @torch.no_grad()
-def _forward_by_hand(module: SkipProjection, rows: torch.Tensor) -> tuple[torch.Tensor, Backward]:
+def _forward_by_hand(module: ResidualProjection, parts: list[torch.Tensor]) -> tuple[torch.Tensor, Backward]:
     """Do the same for the paper's Π, z = r + V·ELU(r) with r = W·(γ·x̂ + β) + c, in 0.6 of the time.
 
     γ is multiplied into W, so that the batch takes part in one product forward and one backward.
     """
     norm, weight, bend = module.norm, module.reduce.weight, module.bend.weight
-    running = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
-    norm.get_buffer("num_batches_tracked").add_(1)
-    assert norm.momentum is not None
-    scaled, _, _ = torch.native_batch_norm(rows, None, None, *running, True, norm.momentum, norm.eps)  # x̂
+    mean, variance, momentum = norm.get_buffer("running_mean"), norm.get_buffer("running_var"), norm.momentum
+    norm.get_buffer("num_batches_tracked").add_(len(parts))
+    assert momentum is not None
+
+    def normalise(part: torch.Tensor) -> torch.Tensor:
+        return torch.native_batch_norm(part, None, None, mean, variance, True, momentum, norm.eps)[0]
+
+    scaled = _join([normalise(part) for part in parts])  # x̂
     reduced = torch.addmm(torch.addmv(module.reduce.bias, weight, norm.bias), scaled, (weight * norm.weight).T)
     curved = nn.functional.elu(reduced)
 

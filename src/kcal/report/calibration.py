@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike
 from kcal.errors import InvalidInputError
 from kcal.files import check_path, write_whole
 from kcal.metrics import (
-    METRICS,
     CanonicalCells,
     ClassErrors,
     Evaluation,
     RejectionCurve,
     ReliabilityBins,
+    SubgroupEvaluation,
     accuracy_rejection,
     canonical_cells,
     class_errors,
@@ -28,8 +28,8 @@ from kcal.metrics import (
 )
 from kcal.metrics.binning import bin_event
 from kcal.metrics.predictions import Binning, Predictions, check_predictions
-from kcal.metrics.resampling import Interval, wilson_interval
-from kcal.plots import rejection_curve, reliability_diagram, simplex_plot
+from kcal.metrics.resampling import DEFAULT_CONFIDENCE, Interval, wilson_interval
+from kcal.plots import rejection_curve, reliability_diagram, simplex_plot, subgroup_plot
 from kcal.plots.arguments import check_arguments, check_kind, check_names
 from kcal.plots.style import new_axes, wrap_label
 from kcal.report.figures import inline_svg, square_axes
@@ -38,7 +38,6 @@ from kcal.validation import check_integer, shown
 
 FILE_NAME = "report.html"
 SIMPLEX_BINS = 5  # few, for enough samples in a cell
-DEFAULT_CONFIDENCE = 0.95
 MAX_METHODS, MAX_CLASSES = 100, 10_000
 """Bounds on what a report shows in figures."""
 MAX_INTERVALS = 1000
@@ -46,6 +45,7 @@ MAX_INTERVALS = 1000
 ROWS_SHOWN = 20
 """Further rows of a table of classes are folded."""
 CLASSES_NAMED = 5
+MAX_SUBGROUPS_DRAWN = 60
 
 
 def write_report(
@@ -76,6 +76,7 @@ def render_report(
     evaluations: Mapping[str, Evaluation] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
+    by: ArrayLike | None = None,
     sources: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
     limit: int = 20,
@@ -100,6 +101,8 @@ def render_report(
         Relative importance of each sample, (n_samples,), as passed to `evaluate`.
     groups
         Group of each sample, (n_samples,), as passed to `evaluate`: intervals resample whole groups.
+    by
+        Subgroup of each sample, (n_samples,), as in `evaluate`: adds a section about the subgroups.
     sources, settings
         Further lines for the sections "Data" and "Settings": text by term.
     limit
@@ -116,8 +119,11 @@ def render_report(
     n_classes = _check_methods(probs, labels, sample_weight)
     names = range(n_classes) if class_names is None else check_names(class_names, n_classes)
     methods = _compute_results(probs, labels, evaluations, sample_weight, groups)
-    report = Report([readable(label) for label in names], methods, limit, minimum_count)
-    used = report.evaluation
+    used = methods[-1].evaluation
+    of_rows: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups, "bins": used.bins}
+    of_rows |= {} if used.confidence is None else {"confidence": used.confidence}
+    subgroups = None if by is None else evaluate(probs[[*probs][-1]], labels, by=by, protocol=used.protocol, **of_rows)
+    report = Report([readable(label) for label in names], methods, limit, minimum_count, subgroups)
     return render(
         "report.html",
         title=title,
@@ -185,6 +191,7 @@ class Report:
     methods: list[MethodResult]
     limit: int
     minimum_count: int
+    subgroups: SubgroupEvaluation | None = None  # of the last method
 
     @property
     def last(self) -> MethodResult:
@@ -214,7 +221,7 @@ class Report:
         """Calibration error of the first and the last method, debiased if that is known."""
         key = "expected_calibration_error"
         evaluations = (self.methods[0].evaluation, self.evaluation)
-        return [evaluation.debiased.get(key, getattr(evaluation, key)) for evaluation in evaluations]
+        return [evaluation.debiased.get(key, evaluation.metrics[key]) for evaluation in evaluations]
 
     @property
     def worst(self) -> list[int]:
@@ -239,9 +246,9 @@ class Report:
         for method in self.methods:
             columns += [Column(method.name), *([Column("debiased"), self._interval_column()] if with_intervals else [])]
         rows = []
-        for metric in (METRICS[key] for key in self.evaluation.metrics):
+        for metric in self.evaluation.definitions.values():
             row: list[Any] = [metric.labelled(metric.description)]
-            texts = metric.format_beside([getattr(method.evaluation, metric.name) for method in self.methods])
+            texts = metric.format_beside([method.evaluation.metrics[metric.name] for method in self.methods])
             for (text, is_best), method in zip(texts, self.methods, strict=True):
                 row.append(Markup("<strong>{}</strong>").format(text) if is_best else text)
                 if with_intervals:
@@ -256,7 +263,7 @@ class Report:
     def has_errors_above_intervals(self) -> bool:
         """Whether a calibration error is larger than its own interval, which is mostly chance."""
         return any(
-            getattr(method.evaluation, key) > method.evaluation.intervals[key].high
+            method.evaluation.metrics[key] > method.evaluation.intervals[key].high
             for method in self.methods
             for key in method.evaluation.debiased
         )
@@ -277,6 +284,27 @@ class Report:
             if errors.debiased is not None and errors.low is not None and errors.high is not None:
                 row += [points(errors.debiased[k]), f"[{points(errors.low[k])}, {points(errors.high[k])}]"]
             row += [points(errors.mean_prediction[k]), points(errors.frequency[k]), self.signed_error(k)]
+            rows.append(row)
+        return Table(columns, rows)
+
+    @property
+    def subgroup_table(self) -> Table:
+        """Accuracy, mean confidence and ECE of each subgroup of the last method."""
+        found = self.subgroups
+        assert found is not None
+        columns = [
+            Column(found.by, number=False),
+            Column("samples"),
+            Column("accuracy, %"),
+            Column("mean confidence, %"),
+        ]
+        columns += [Column("ECE, %"), Column("debiased, %"), Column(f"{100 * found.confidence:.6g} % interval, %")]
+        columns += [Column("confidence is", number=False), Column("differs from the others", number=False)]
+        rows = []
+        for k, (label, direction) in enumerate(zip(found.names, found.direction, strict=True)):
+            numbers = (found.accuracy, found.mean_confidence, found.error, found.debiased)
+            row = [name(label), count(found.counts[k]), *(points(values[k]) for values in numbers)]
+            row += [f"[{points(found.low[k])}, {points(found.high[k])}]", direction, "yes" if found.differs[k] else ""]
             rows.append(row)
         return Table(columns, rows)
 
@@ -343,6 +371,14 @@ class Figures:
         return figures
 
     @property
+    def subgroups(self) -> Markup | None:
+        """Accuracy and mean confidence of each subgroup; none if there are too many to draw."""
+        found = self._report.subgroups
+        if found is None or len(found.names) > MAX_SUBGROUPS_DRAWN:
+            return None
+        return inline_svg(subgroup_plot(found), f"Accuracy and mean confidence of each {found.by}")
+
+    @property
     def rejection(self) -> Markup:
         """The accuracy under rejection of every method."""
         curves = {method.name: method.rejection for method in self._report.methods}
@@ -370,7 +406,7 @@ def _compute_results(
     for method, values in probs.items():
         predictions = check_predictions(values, labels, sample_weight)
         used = _check_evaluation(evaluations, method, predictions.probs.shape)
-        options: dict[str, Any] = {"bins": used.bins, "threshold": used.threshold, **of_rows}
+        options: dict[str, Any] = {"bins": used.bins, "adaptive": used.adaptive, "threshold": used.threshold, **of_rows}
         if len(results) == len(probs) - 1 and used.confidence is not None and used.n_classes <= MAX_INTERVALS:
             options |= {"confidence": used.confidence, "groups": groups}
         cells = canonical_cells(values, labels, bins=SIMPLEX_BINS, **of_rows) if used.n_classes == 3 else None
@@ -386,7 +422,7 @@ def _compute_results(
             )
         )
     entries = (result.evaluation for result in results)
-    used_settings = {(entry.bins, entry.threshold, entry.clip, entry.confidence) for entry in entries}
+    used_settings = {(entry.settings, entry.protocol, entry.confidence) for entry in entries}
     if len(used_settings) > 1:
         got = f"{len(used_settings)} different ones"
         raise InvalidInputError("evaluations", "must be computed with the same settings", got=got)
@@ -421,9 +457,7 @@ def _check_evaluation(evaluations: Any, method: str, shape: tuple[int, ...]) -> 
 def _settings(report: Report, *, weighted: bool) -> dict[str, str]:
     used = report.evaluation
     return {
-        "bins": count(used.bins),
-        "class-wise threshold": f"{used.threshold:.4g}",
-        "smallest probability in a logarithm": "as published" if used.clip == "published" else f"{used.clip:g}",
+        "metrics": used.settings,
         "confidence of the intervals": "no intervals" if used.confidence is None else f"{used.confidence:g}",
         "confidence of the bands": f"{report.band:g}, Wilson’s interval of the observed frequency",
         "samples that a bar needs": f"{report.minimum_count:,}; neighbouring bins with fewer are merged",

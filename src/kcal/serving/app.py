@@ -1,47 +1,42 @@
-"""The service over HTTP: the routes of FastAPI, who may use them, limits of bodies, metrics, and the server."""
+"""The service over HTTP: the routes of FastAPI, who may use them, limits of bodies, and the server."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import json
-import logging
 import socket
 import time
-import zlib
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version as package_version
 from typing import Annotated, Any, TypeVar
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response, Security
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.security import HTTPBasic, HTTPBearer, SecurityScopes
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kcal.errors import InvalidInputError, KcalError, printable
 from kcal.serving.dashboard import render_dashboard, style_policy
 from kcal.serving.grpc import serve_grpc
 from kcal.serving.learning import FeedbackRecords
+from kcal.serving.predictor import Arrays, Predictor
 from kcal.serving.protocol import (
     HEADER_LENGTH,
     InferenceRequest,
     PrintableName,
-    bad_request,
     busy,
     describe,
     encode_response,
-    from_json,
     parse,
     read_ids,
     read_tensors,
@@ -49,9 +44,6 @@ from kcal.serving.protocol import (
 )
 from kcal.serving.service import ANY_SCOPE, LOCAL_HOSTS, ServedModel, Service, Settings
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Result = TypeVar("Result")
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
@@ -101,6 +93,21 @@ def needs(*scopes: str) -> list[Any]:
     return [Security(ACCESS, scopes=scopes)]
 
 
+def the_service(request: Request) -> Service:
+    """Return the service of a request."""
+    service: Service = request.app.state.service
+    return service
+
+
+def the_model(request: Request, name: str) -> ServedModel:
+    """Return the model of an endpoint."""
+    return the_service(request).get(name)
+
+
+Served = Annotated[Service, Depends(the_service)]
+Model = Annotated[ServedModel, Depends(the_model)]
+
+
 # Bodies
 
 
@@ -123,18 +130,22 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def too_large(limit: int) -> HTTPException:
+    """Return the error for a body above the limit."""
+    return HTTPException(413, f"the body must have at most {limit} bytes")
+
+
 async def read_body(request: Request, read: Callable[[bytes, int], Result]) -> Result:
     """Return what ``read`` makes of the body, after the request was authorized; in a thread if it is large."""
-    body, max_json = await request.body(), request.app.state.service.settings.max_json
+    settings, length = the_service(request).settings, request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 18 or int(length) > settings.max_body:
+        raise too_large(settings.max_body)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise HTTPException(415, "the body must not be compressed")
+    body, max_json = await request.body(), settings.max_json
     if len(body) > LARGE_BODY:
         return await run_in_threadpool(read, body, max_json)
     return read(body, max_json)
-
-
-def served_model(request: Request, name: str) -> ServedModel:
-    """Return the model of an endpoint."""
-    service: Service = request.app.state.service
-    return service.get(name)
 
 
 # Endpoints of one model
@@ -145,56 +156,58 @@ models = APIRouter()
 @models.post("/infer", dependencies=needs("predict"), openapi_extra=json_body(InferenceRequest))
 async def infer(request: Request, name: str) -> Response:
     """Predict; the body is JSON, with binary tensors after it if the header says how long the JSON is."""
+    model = the_model(request, name)
+    predictor = model.predictor
 
-    def read(body: bytes, max_json: int) -> tuple[InferenceRequest, dict[str, Any], list[str] | None]:
+    def read(body: bytes, max_json: int) -> tuple[InferenceRequest, list[str] | None, Any]:
         text, binary = split_body(body, request.headers.get(HEADER_LENGTH))
         content = parse(InferenceRequest, text, max_json)
         arrays = read_tensors(content.inputs, binary)
-        return content, arrays, read_ids(arrays)
+        return content, read_ids(arrays), predictor.check(arrays)
 
-    model = served_model(request, name)
-    content, arrays, ids = await read_body(request, read)
-    wanted = content.wanted(model.predictor.default_outputs)
-    names = [name for name, _ in wanted]
-    answer = await model.predict(arrays, names, ids=ids, n_samples=content.parameters.explanation_samples)
+    content, ids, arrays = await read_body(request, read)
+    wanted = content.wanted(predictor.default_outputs)
+    values = await model.predict(predictor, arrays, list(wanted), ids, content.parameters.explanation_samples)
     head = {"model_name": model.name, "model_version": "1", **({} if content.id is None else {"id": content.id})}
-    outputs = [(name, answer.output(name), is_binary) for name, is_binary in wanted]
-    if sum(values.size for _, values, _ in outputs) > LARGE_BODY:
-        return await run_in_threadpool(encode_response, head, outputs)
-    return encode_response(head, outputs)
+    if sum(one.size for one in values.values()) > LARGE_BODY:
+        text, blobs = await run_in_threadpool(encode_response, head, values, wanted)
+    else:
+        text, blobs = encode_response(head, values, wanted)
+    if not blobs:
+        return Response(text, media_type="application/json")
+    headers = {HEADER_LENGTH: str(len(text))}
+    return Response(b"".join([text, *blobs]), headers=headers, media_type="application/octet-stream")
 
 
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
-async def feedback(request: Request, name: str) -> dict[str, Any]:
+async def feedback(request: Request, model: Model) -> dict[str, Any]:
     """Accept labels, corrections and erasures; they are on disk when this answers."""
-    model = served_model(request, name)
     if model.learner is None:
         raise HTTPException(409, "the service has no store for feedback; start it with --store")
     records = (await read_body(request, lambda body, limit: parse(FeedbackRecords, body, limit))).root
     done = await run_in_threadpool(model.learner.give, records)
     results = [{"id": record.id, "status": status} for record, status in zip(records, done, strict=True)]
-    return {"model_name": model.name, "accepted": len(results), "results": results}
+    return {"model_name": model.name, "accepted": len(results), "learns": not model.learner.reason, "results": results}
 
 
 @models.post("/monitors/reset", dependencies=needs("admin"))
-def reset_monitors(request: Request, name: str) -> dict[str, str]:
+def reset_monitors(model: Model) -> dict[str, str]:
     """End the alarms of a model: its monitors begin again."""
-    model = served_model(request, name)
     model.record.reset_monitors()
     model.record.save(model.predictor)
     return {"model_name": model.name, "model_version": "1"}
 
 
 @models.get("/ready", dependencies=needs(*ANY_SCOPE))
-async def model_ready(request: Request, name: str) -> dict[str, Any]:
+async def model_ready(model: Model) -> dict[str, Any]:
     """Return whether a model is served."""
-    return {"name": served_model(request, name).name, "ready": True}
+    return {"name": model.name, "ready": True}
 
 
 @models.get("", dependencies=needs(*ANY_SCOPE))
-async def model_metadata(request: Request, name: str) -> dict[str, Any]:
+async def model_metadata(model: Model) -> dict[str, Any]:
     """Return inputs, outputs and classes of a model."""
-    return served_model(request, name).metadata()
+    return model.metadata()
 
 
 # Endpoints of the service
@@ -203,30 +216,24 @@ service_routes = APIRouter()
 
 
 @service_routes.post("/predict", dependencies=needs("predict"), openapi_extra=json_body(PredictRequest))
-async def predict(request: Request) -> dict[str, Any]:
+async def predict(request: Request, service: Served) -> dict[str, Any]:
     """Predict from plain JSON."""
-    service: Service = request.app.state.service
-    content = await read_body(request, lambda body, limit: parse(PredictRequest, body, limit))
-    model = service.get(content.model)
-    datatypes = {spec.name: spec.datatype for spec in model.predictor.inputs}
-    inputs = content.__pydantic_extra__.items()
-    arrays = {name: from_json(name, datatypes.get(name, "FP32"), values) for name, values in inputs}
-    calibrator = model.predictor.calibrator
-    outputs = ["ids", *(["explanation"] if content.explain else [])]
-    outputs += ["evidence"] if content.evidence or (content.evidence is None and calibrator.has_evidence) else []
-    answer = await model.predict(arrays, outputs, ids=content.ids, n_samples=content.explanation_samples)
-    found: dict[str, Any] = {
-        "model": model.name,
-        "classes": answer.job.predictor.classes.tolist(),
-        "ids": answer.job.ids,
-        "labels": answer.labels,
-        "probabilities": answer.scores.probs.tolist(),
-    }
-    if answer.scores.evidence is not None:
-        found["evidence"] = answer.scores.evidence.tolist()
-    if answer.explanations is not None:
-        found["explanation"] = [json.loads(text) for text in answer.explanations]
-    return found
+
+    def read(body: bytes, max_json: int) -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
+        content = parse(PredictRequest, body, max_json)
+        model = service.get(content.model)
+        predictor = model.predictor
+        return content, model, predictor, predictor.read_lists(content.__pydantic_extra__)
+
+    content, model, predictor, arrays = await read_body(request, read)
+    has_evidence = predictor.calibrator.tags.has_evidence if content.evidence is None else content.evidence
+    chosen = {"evidence": has_evidence, "explanation": content.explain}
+    outputs = ["ids", "labels", "probabilities", *(name for name, is_chosen in chosen.items() if is_chosen)]
+    values = await model.predict(predictor, arrays, outputs, content.ids, content.explanation_samples)
+    found = {name: one.tolist() for name, one in values.items()}
+    if content.explain:
+        found["explanation"] = [json.loads(text) for text in found["explanation"]]
+    return {"model": model.name, "classes": predictor.classes.tolist(), **found}
 
 
 @service_routes.get("/healthz")
@@ -238,11 +245,10 @@ async def live() -> dict[str, bool]:
 
 @service_routes.get("/readyz")
 @service_routes.get("/v2/health/ready")
-async def ready(request: Request, response: Response) -> dict[str, bool]:
+async def ready(service: Served, response: Response) -> dict[str, bool]:
     """Return whether all models are loaded; status 503 if not."""
-    is_ready = request.app.state.service.is_ready
-    response.status_code = 200 if is_ready else 503
-    return {"ready": is_ready}
+    response.status_code = 200 if service.is_ready else 503
+    return {"ready": service.is_ready}
 
 
 @service_routes.get("/v2", dependencies=needs(*ANY_SCOPE))
@@ -252,94 +258,35 @@ async def server_metadata() -> dict[str, Any]:
 
 
 @service_routes.get("/v2/models", dependencies=needs(*ANY_SCOPE))
-async def list_models(request: Request) -> dict[str, list[str]]:
+async def list_models(service: Served) -> dict[str, list[str]]:
     """Return the names of the models."""
-    return {"models": sorted(request.app.state.service.models)}
+    return {"models": sorted(service.models)}
 
 
 @service_routes.post("/v2/repository/index", dependencies=needs(*ANY_SCOPE))
-async def repository_index(request: Request) -> list[dict[str, str]]:
+async def repository_index(service: Served) -> list[dict[str, str]]:
     """Return the state of every model, as Triton's extension of repositories does."""
-    service: Service = request.app.state.service
     failed = dict.fromkeys(service.errors, ("UNAVAILABLE", "the file cannot be loaded"))
-    states = failed | dict.fromkeys(service.models, ("READY", ""))
-    return [
-        {"name": name, "version": "1", "state": state, "reason": reason}
-        for name, (state, reason) in sorted(states.items())
-    ]
+    states = sorted((failed | dict.fromkeys(service.models, ("READY", ""))).items())
+    return [{"name": name, "version": "1", "state": state, "reason": reason} for name, (state, reason) in states]
 
 
 @service_routes.get("/metrics", dependencies=needs("metrics"))
-def metrics(request: Request) -> Response:
+def metrics(service: Served) -> Response:
     """Return all metrics in the format of Prometheus."""
-    return Response(generate_latest(request.app.state.service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 @service_routes.get("/", dependencies=needs("admin"), response_class=HTMLResponse)
 def dashboard(
-    request: Request,
+    service: Served,
     model: str | None = None,
     label: Annotated[str | None, Query(alias="class")] = None,
     refresh: str | None = None,
 ) -> Response:
     """Show the dashboard."""
-    text = render_dashboard(request.app.state.service, model, label, refresh)
+    text = render_dashboard(service, model, label, refresh)
     return HTMLResponse(text, headers={"Content-Security-Policy": style_policy(text)})
-
-
-MODEL_METRICS: dict[str, tuple[Any, ...]] = {
-    "load_failed": (GaugeMetricFamily, "1 if the latest file of a model was not loaded"),
-    "queue_requests": (GaugeMetricFamily, "Requests that wait for their batch"),
-    "estimated_accuracy": (GaugeMetricFamily, "Accuracy estimated without labels"),
-    "measured_accuracy": (GaugeMetricFamily, "Accuracy on the latest labels"),
-    "measured_log_loss": (GaugeMetricFamily, "Log-loss on the latest labels"),
-    "alarms": (GaugeMetricFamily, "Alarms and notices", "severity", "kind"),
-    "labels": (CounterMetricFamily, "Predictions that got a label"),
-    "feedback": (CounterMetricFamily, "Records of feedback", "status"),
-}
-"""Type, text and further labels of the metrics of a model that are computed when they are asked for."""
-
-
-def _measure(model: ServedModel) -> Iterator[tuple[Any, ...]]:
-    """Yield names, values and labels of the metrics of a model."""
-    summary = model.summary()
-    yield "queue_requests", len(model.batcher.waiting)
-    yield "labels", summary.n_labels
-    if summary.performance is not None:
-        yield "estimated_accuracy", summary.performance.accuracy.value
-    if len(summary.codes):
-        yield "measured_accuracy", summary.accuracy[0]
-        yield "measured_log_loss", summary.log_loss
-    yield "alarms", sum(alarm.severity == "alarm" for alarm in summary.alarms), "alarm", "any"
-    for key, count in Counter((alarm.severity, alarm.kind) for alarm in summary.alarms).items():
-        yield "alarms", count, *key
-    for status, count in (model.learner.counts if model.learner else {}).items():
-        yield "feedback", count, status
-
-
-class ModelCollector(Collector):
-    """The metrics of all models: alarms, estimates and feedback."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    def collect(self) -> Iterator[Any]:
-        """Yield the families of metrics."""
-        families = {
-            name: kind(f"kcal_{name}", text, labels=["model", *labels])
-            for name, (kind, text, *labels) in MODEL_METRICS.items()
-        }
-        for name in self.service.errors:
-            families["load_failed"].add_metric([name], 1.0)
-        for name, model in list(self.service.models.items()):
-            for metric, value, *labels in _measure(model):
-                families[metric].add_metric([name, *labels], value)
-        yield GaugeMetricFamily("kcal_ready", "1 if every model is served", value=float(self.service.is_ready))
-        yield from families.values()
-
-    def describe(self) -> list[Any]:
-        """Return nothing: the names are known when there are models."""
-        return []
 
 
 # The application
@@ -354,17 +301,62 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": text}, error.status_code, error.headers)
 
 
-def make_app(service: Service, on_failure: Callable[[str], None] | None = None) -> Guard:
+class Guard:
+    """The outermost layer: limits of bodies, headers that protect browsers, and counts of requests."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.metrics, self.limit = app, service.metrics, service.settings.max_body
+        self.n_bytes = 0  # of all bodies in memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, status, n_bytes = time.perf_counter(), 500, 0
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # the server drops the body
+
+        async def receive_limited() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            size = len(message.get("body", b""))
+            n_bytes, self.n_bytes = n_bytes + size, self.n_bytes + size
+            if n_bytes > self.limit:
+                raise too_large(self.limit)
+            if self.n_bytes > MAX_BODIES * self.limit:
+                raise busy("too many bytes of other requests are waiting; try again later")
+            return message
+
+        async def send_protected(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                present = {name for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(one for one in SECURITY_HEADERS if one[0] not in present)]
+            await send(message)
+
+        try:
+            await self.app(inner, receive_limited, send_protected)
+        finally:
+            self.n_bytes -= n_bytes
+            endpoint = getattr(inner.get("route"), "name", "other")
+            self.metrics.requests.labels(endpoint, str(status)).inc()
+            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - start)
+
+
+def make_app(service: Service, on_failure: Callable[[str], None] | None = None) -> FastAPI:
     """Return the ASGI application of a service; ``on_failure`` is called if its only model cannot be loaded."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         running = asyncio.create_task(service.run(on_failure))
-        async with serve_grpc(service):
-            yield
-        service.stop()
-        await running
-        await asyncio.to_thread(service.close)
+        try:
+            async with serve_grpc(service):
+                yield
+        finally:
+            service.stop()
+            await running
+            await asyncio.to_thread(service.close)
 
     # the pages of FastAPI load scripts from other hosts; /openapi.json stays
     app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -378,116 +370,33 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     if service.tokens is None:  # a web page must not reach the service through a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_HOSTS, "[::1]"])
-    service.metrics.registry.register(ModelCollector(service))
-    return Guard(app, service)
-
-
-class Guard:
-    """The outermost layer: limits of bodies, decompression, headers that protect browsers, and counts of requests."""
-
-    def __init__(self, app: FastAPI, service: Service) -> None:
-        self.app, self.service = app, service
-        self.n_bytes = 0  # of all bodies in memory
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        start, status, body = time.perf_counter(), 500, Body(self, scope, receive)
-        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else dict(scope)  # the server drops the body
-
-        async def send_guarded(message: MutableMapping[str, Any]) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                present = {name for name, _ in message["headers"]}
-                added = [pair for pair in SECURITY_HEADERS if pair[0] not in present]
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
-        try:
-            await self.app(inner, body.receive, send_guarded)
-        finally:
-            self.n_bytes -= body.n_bytes
-            endpoint = getattr(inner.get("route"), "name", "other")
-            self.service.metrics.requests.labels(endpoint, str(status)).inc()
-            self.service.metrics.seconds.labels(endpoint).observe(time.perf_counter() - start)
-
-
-class Body:
-    """The body of a request as it arrives, decompressed, with its limit and that of all bodies together."""
-
-    def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
-        self._guard, self._receive, self.limit = guard, receive, guard.service.settings.max_body
-        self.n_bytes = self._n_received = 0
-        headers = dict(scope["headers"])
-        self._announced = headers.get(b"content-length", b"0")
-        self._encoding = headers.get(b"content-encoding", b"identity").strip().lower()
-        self._decoder = zlib.decompressobj(31) if self._encoding == b"gzip" else None
-
-    async def receive(self) -> MutableMapping[str, Any]:
-        """Return the next part; raise if the body is too large or damaged."""
-        if self._encoding not in (b"identity", b"gzip"):
-            raise HTTPException(415, "the Content-Encoding must be gzip or identity", {"Accept-Encoding": "gzip"})
-        if not self._announced.isdigit() or int(self._announced[:20]) > self.limit:
-            raise HTTPException(413, f"the body must have at most {self.limit} bytes")
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            return message
-        content, is_last = message.get("body", b""), not message.get("more_body", False)
-        self._n_received += len(content)
-        if self._decoder is not None:
-            content = self._decompress(content, is_last)
-        if max(self._n_received, self.n_bytes + len(content)) > self.limit:
-            raise HTTPException(413, f"the body must have at most {self.limit} bytes")
-        if self._guard.n_bytes + len(content) > MAX_BODIES * self.limit:
-            raise busy("too many bytes of other requests are waiting; try again later")
-        self._guard.n_bytes += len(content)
-        self.n_bytes += len(content)
-        return {**message, "body": content}
-
-    def _decompress(self, content: bytes, is_last: bool) -> bytes:
-        """Return the decompressed part, but not more than one byte above the limit."""
-        assert self._decoder is not None
-        try:
-            content = self._decoder.decompress(content, self.limit - self.n_bytes + 1)
-        except zlib.error:
-            raise bad_request("the body is not valid gzip data") from None
-        is_over = self.n_bytes + len(content) > self.limit
-        if not is_over and (self._decoder.unused_data or (is_last and not self._decoder.eof)):
-            raise bad_request("the body must be complete gzip data, with nothing behind it")
-        return content
+    app.add_middleware(Guard, service=service)
+    return app
 
 
 # The server
 
 
 class Server(uvicorn.Server):
-    """A server that reports its address, stops if its only model cannot be loaded, and ends with exit code 0.
+    """A server that stops if its only model cannot be loaded, and ends with exit code 0.
 
     Parameters
     ----------
     settings : Settings
         What is served, and how.
-    on_started : callable, optional
-        Called with the address when the server listens.
 
     Attributes
     ----------
     service : Service
         What answers.
-    failure : str or None
-        Why the server stopped by itself.
+    failure : str
+        Why the server stopped by itself; empty if it did not.
     """
 
-    def __init__(self, settings: Settings, on_started: Callable[[str], None] | None = None) -> None:
-        self.service, self._on_started = Service(settings), on_started
-        self.failure: str | None = None
+    def __init__(self, settings: Settings) -> None:
+        self.service, self.failure = Service(settings), ""
         config = uvicorn.Config(
             make_app(self.service, self._fail),
-            host=settings.host,
-            port=settings.port,
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -499,18 +408,6 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
 
-    @property
-    def address(self) -> str:
-        """Where the server listens."""
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets=sockets)
-        if self.started and self._on_started is not None:
-            self._on_started(self.address)
-
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Stop at a signal; uvicorn's own would end the process by the signal after the last answer."""
         self.force_exit, self.should_exit = self.should_exit, True
@@ -520,13 +417,23 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings, on_started: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns."""
-    logging.getLogger("kcal.serving").setLevel(logging.INFO)
-    server = Server(settings, on_started)
+    """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns.
+
+    ``on_started`` is called with the address: from then on requests wait until they are answered.
+    """
+    server = Server(settings)
     with closing(listen(settings.host, settings.port)) as listener:
+        if on_started is not None:
+            on_started(address_of(listener))
         server.run(sockets=[listener])
-    if server.failure is not None:
+    if server.failure:
         raise KcalError(server.failure)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the address of a socket that listens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(host: str, port: int) -> socket.socket:

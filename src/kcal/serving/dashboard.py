@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import log
@@ -16,6 +15,7 @@ import numpy as np
 from kcal.calibrators import Explanation
 from kcal.errors import without_warnings
 from kcal.report.html import percent, render
+from kcal.serving.predictor import Predictor
 from kcal.serving.record import LOW_EVIDENCE, Summary
 from kcal.serving.service import ServedModel, Service
 
@@ -26,34 +26,25 @@ N_SAMPLES = 5
 """Calibration samples of an explanation."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The answer to whether the probabilities are still calibrated."""
-
-    level: str  # "good", "notice" or "alarm"
-    word: str
-    sentence: str
-
-
-def verdict_of(summary: Summary) -> Verdict:
-    """Return whether the probabilities are still calibrated, as far as labels and inputs show."""
+def verdict_of(summary: Summary) -> tuple[str, str, str]:
+    """Return whether the probabilities are still calibrated: "good", "notice" or "alarm", a word and a sentence."""
     part, n_labels = summary.monitor.overall, len(summary.codes)
     means = f"mean confidence {percent(part.predicted, 1)}, accuracy {percent(part.observed, 1)}"
     counted = f"on {part.n_samples:,} labels: {means}"
     parts = [*summary.monitor.alarmed_classes, *summary.monitor.alarmed_groups]
     if summary.monitor.alarm:
-        return Verdict("alarm", "No", f"The probabilities are no longer calibrated {counted}.")
+        return "alarm", "No", f"The probabilities are no longer calibrated {counted}."
     if parts:
         names = ", ".join(str(name) for name in parts[:3])
-        return Verdict("alarm", "Not everywhere", f"The probabilities are not calibrated for {names}; {counted}.")
+        return "alarm", "Not everywhere", f"The probabilities are not calibrated for {names}; {counted}."
     if any(alarm.kind == "inputs" for alarm in summary.alarms):
         sentence = "The inputs are no longer like the calibration set. Label some of the latest predictions."
-        return Verdict("alarm", "Doubtful", sentence)
+        return "alarm", "Doubtful", sentence
     if not n_labels:
-        return Verdict("notice", "Not known", "Only labels can show it: send them as feedback.")
+        return "notice", "Not known", "Only labels can show it: send them as feedback."
     if not part.n_samples:
-        return Verdict("notice", "Not known", "The monitors were reset, and no label has come since.")
-    return Verdict("good", "Yes", f"There is no evidence against it {counted}.")
+        return "notice", "Not known", "The monitors were reset, and no label has come since."
+    return "good", "Yes", f"There is no evidence against it {counted}."
 
 
 def render_dashboard(service: Service, selected: str | None, label: str | None, refresh: str | None) -> str:
@@ -67,15 +58,13 @@ def render_dashboard(service: Service, selected: str | None, label: str | None, 
         Values of the query as they came: a model, the column of a class, and seconds. What is not known is ignored.
     """
     names = sorted({*service.models, *service.errors})
+    name = selected if selected in names else next(iter(names), "")
     with without_warnings():
-        summaries = {name: model.summary() for name, model in list(service.models.items())}
-        name = selected if selected in names else next(iter(names), None)
-        model, summary = service.models.get(name or ""), summaries.get(name or "")
-        contents: dict[str, Any] = {"summary": None}
-        if model is not None and summary is not None:
-            contents = _contents(model, summary, label)
+        summaries = {key: model.summary() for key, model in list(service.models.items())}
+        model, summary = service.models.get(name), summaries.get(name)
+        contents = {"summary": None} if model is None or summary is None else _contents(model, summary, label)
     n_alarms = {key: sum(alarm.severity == "alarm" for alarm in each.alarms) for key, each in summaries.items()}
-    count = f"({n_alarms[name]}) " if name is not None and n_alarms.get(name) else ""
+    count = f"({n_alarms[name]}) " if n_alarms.get(name) else ""
     return render(
         "dashboard.html",
         package="kcal.serving",
@@ -83,7 +72,7 @@ def render_dashboard(service: Service, selected: str | None, label: str | None, 
         model_name=name,
         names=names,
         n_alarms=n_alarms,
-        error=service.errors.get(name or ""),
+        error=service.errors.get(name),
         refresh=next((seconds for seconds in REFRESH_SECONDS if str(seconds) == refresh), None),
         refresh_choices=REFRESH_SECONDS,
         **contents,
@@ -100,22 +89,22 @@ def style_policy(page: str) -> str:
 
 def _contents(model: ServedModel, summary: Summary, label: str | None) -> dict[str, Any]:
     """Return what the template shows of a model, besides its summary."""
-    column = int(np.argmax([part.log_wealth for part in summary.monitor.classes]))
-    if label is not None and label.isascii() and label.isdigit() and len(label) < 10:
-        column = min(int(label), len(summary.classes) - 1)
-    learner, facts = model.learner, dict(model.predictor.summary())
+    predictor, learner = model.predictor, model.learner
+    columns = {str(column): column for column in range(len(summary.classes))}
+    worst = int(np.argmax([part.log_wealth for part in summary.monitor.classes]))
+    facts = dict(predictor.summary())
     if learner is not None:
         facts["feedback"] = ", ".join(f"{n:,} {status}" for status, n in learner.counts.items() if n) or "none yet"
         if learner.n_other_versions:
             facts["samples of other networks in the store"] = f"{learner.n_other_versions:,}; not followed"
-    expected: Any = getattr(model.predictor.calibrator, "prior_", None)
+    expected: Any = getattr(predictor.calibrator, "prior_", None)
     differing: Any = [] if summary.frequencies is None else np.argsort(-np.abs(summary.frequencies.prior - expected))
     counts = np.histogram(summary.evidence, bins=10, range=(0.0, 1.0))[0]
     return {
         "summary": summary,
         "clock": lambda seconds, form: datetime.fromtimestamp(seconds, UTC).strftime(form),
-        "verdict": verdict_of(summary),
-        "column": column,
+        "verdict": dict(zip(("level", "word", "sentence"), verdict_of(summary), strict=True)),
+        "column": columns.get(label or "", worst),
         "expected": expected,
         "differing": differing[:N_ROWS],
         "evidence_shares": counts / max(len(summary.evidence), 1),
@@ -124,8 +113,8 @@ def _contents(model: ServedModel, summary: Summary, label: str | None) -> dict[s
         "classes": _closest_to_alarm(summary.monitor.classes),
         "groups": _closest_to_alarm(summary.monitor.groups),
         "takes_feedback": learner is not None,
-        "not_following": learner.error if learner is not None else "",
-        "predictions": list(zip(summary.latest, _explain(model, summary), strict=True)),
+        "not_following": learner and (learner.reason or learner.error),
+        "predictions": list(zip(summary.latest, _explain(predictor, summary), strict=True)),
         "facts": facts,
     }
 
@@ -134,13 +123,15 @@ def _closest_to_alarm(parts: Sequence[Any]) -> list[tuple[int, Any]]:
     return sorted(enumerate(parts), key=lambda pair: -pair[1].log_wealth)[:N_ROWS]
 
 
-def _explain(model: ServedModel, summary: Summary) -> list[Explanation | None]:
+def _explain(predictor: Predictor, summary: Summary) -> list[Explanation | None]:
     """Return an explanation of each prediction by the calibrator of now; None if its inputs do not fit it."""
-    predictor = model.predictor
     names, width = predictor.taken, predictor.calibrator.n_features_in_
-    fits = [set(one.rows) == set(names) and len(one.rows[names[0]]) == width for one in summary.latest]
-    if not any(fits) or not predictor.calibrator.has_explanations or len(summary.classes) != len(predictor.classes):
-        return [None] * len(summary.latest)
-    known = [one for one, is_fitting in zip(summary.latest, fits, strict=True) if is_fitting]
-    found = iter(predictor.explain({name: np.stack([one.rows[name] for one in known]) for name in names}, N_SAMPLES))
-    return [next(found) if is_fitting else None for is_fitting in fits]
+    found: list[Explanation | None] = [None] * len(summary.latest)
+    if not predictor.calibrator.tags.has_explanations or len(summary.classes) != len(predictor.classes):
+        return found
+    fitting = [place for place, one in enumerate(summary.latest) if set(one.rows) == set(names)]
+    fitting = [place for place in fitting if len(summary.latest[place].rows[names[0]]) == width]
+    rows = {name: np.array([summary.latest[place].rows[name] for place in fitting]) for name in names}
+    for place, explanation in zip(fitting, predictor.explain(rows, N_SAMPLES) if fitting else (), strict=True):
+        found[place] = explanation
+    return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from importlib.metadata import version as package_version
@@ -13,108 +12,86 @@ from typing import Any
 from fastapi import HTTPException
 
 from kcal.errors import InvalidInputError
-from kcal.serving.protocol import (
-    InferenceRequest,
-    bad_request,
-    datatype_of,
-    parse,
-    read_ids,
-    read_tensors,
-    to_binary,
-)
+from kcal.serving.protocol import InferenceRequest, bad_request, datatype_of, parse, read_ids, read_tensors, to_binary
 from kcal.serving.service import ANY_SCOPE, Service
 
-PROTOCOL = Path(__file__).with_name("inference.proto")
+PROTOCOL = Path(__file__).with_name("inference.textproto")
 CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
     403: "PERMISSION_DENIED",
     404: "NOT_FOUND",
-    409: "FAILED_PRECONDITION",
     413: "RESOURCE_EXHAUSTED",
     422: "FAILED_PRECONDITION",
     503: "UNAVAILABLE",
 }
+SCOPES = {"ModelInfer": ("predict",), "ServerLive": (), "ServerReady": ()}
+"""Scopes of which a token needs one; methods that are not named need any token, and those with none need no token."""
 
 
 @cache
 def message_types() -> dict[str, Any]:
-    """Return the classes of the messages of inference.proto, from a pool of their own: others may define the same."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    """Return the classes of the protocol's messages, from a pool of their own: others may define the same."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-    file = descriptor_pb2.FileDescriptorProto(name="kcal/inference.proto", package="inference", syntax="proto3")
-    kinds = descriptor_pb2.FieldDescriptorProto.Type
-    for name, fields in re.findall(r"message (\w+) \{(.*?)\}", PROTOCOL.read_text(encoding="utf-8"), re.DOTALL):
-        message = file.message_type.add(name=name)
-        for label, kind, field, number in re.findall(r"(repeated |optional |)(\w+) (\w+) = (\d+);", fields):
-            entry = message.field.add(name=field, number=int(number), label=3 if label == "repeated " else 1)
-            if kind[0].isupper():
-                entry.type, entry.type_name = kinds.Value("TYPE_MESSAGE"), f".inference.{kind}"
-            else:
-                entry.type = kinds.Value(f"TYPE_{kind.upper()}")
-            if label == "optional ":  # whether it is given is known by a choice of its own
-                entry.proto3_optional, entry.oneof_index = True, len(message.oneof_decl)
-                message.oneof_decl.add(name=f"_{field}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    find = pool.FindMessageTypeByName
-    names = [message.name for message in file.message_type]
-    return {name: message_factory.GetMessageClass(find(f"inference.{name}")) for name in names}
+    file = text_format.Parse(PROTOCOL.read_text(encoding="utf-8"), descriptor_pb2.FileDescriptorProto())
+    found = message_factory.GetMessages([file], descriptor_pool.DescriptorPool())
+    return {name.removeprefix("inference."): kind for name, kind in found.items()}
 
 
-class Methods:
-    """The methods of the protocol, from a request to the fields of its response."""
+def _methods(service: Service) -> dict[str, Callable[[Any], Awaitable[dict[str, Any]]]]:
+    """Return the methods of the protocol, from a request to the fields of its response."""
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
-
-    async def ServerLive(self, _: Any) -> dict[str, Any]:  # noqa: N802, D102
+    async def live(_: Any) -> dict[str, Any]:
         return {"live": True}
 
-    async def ServerReady(self, _: Any) -> dict[str, Any]:  # noqa: N802, D102
-        return {"ready": self.service.is_ready}
+    async def ready(_: Any) -> dict[str, Any]:
+        return {"ready": service.is_ready}
 
-    async def ModelReady(self, request: Any) -> dict[str, Any]:  # noqa: N802, D102
-        return {"ready": request.name in self.service.models}
+    async def model_ready(request: Any) -> dict[str, Any]:
+        return {"ready": request.name in service.models}
 
-    async def ServerMetadata(self, _: Any) -> dict[str, Any]:  # noqa: N802, D102
+    async def metadata(_: Any) -> dict[str, Any]:
         return {"name": "kcal", "version": package_version("kcal"), "extensions": []}
 
-    async def ModelMetadata(self, request: Any) -> dict[str, Any]:  # noqa: N802, D102
-        metadata = self.service.get(request.name).metadata()
-        return {name: value for name, value in metadata.items() if name != "parameters"}
+    async def model_metadata(request: Any) -> dict[str, Any]:
+        found = service.get(request.name).metadata()
+        return {name: value for name, value in found.items() if name != "parameters"}
 
-    async def ModelInfer(self, request: Any) -> dict[str, Any]:  # noqa: N802, D102
-        model = self.service.get(request.model_name)
-        raw = request.raw_input_contents
-        if raw and len(raw) != len(request.inputs):
-            raise bad_request(f"raw_input_contents must have {len(request.inputs)} entries; got {len(raw)}")
-        inputs = [
-            {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
-            | ({"parameters": {"binary_data_size": len(raw[place])}} if raw else {"data": _typed_contents(one)})
-            for place, one in enumerate(request.inputs)
-        ]
-        outputs = [{"name": one.name, "parameters": _parameters(one)} for one in request.outputs]
-        fields = {"id": request.id, "inputs": inputs, "outputs": outputs, "parameters": _parameters(request)}
-        content = parse(InferenceRequest, fields, self.service.settings.max_json)
-        arrays = read_tensors(content.inputs, memoryview(b"".join(raw)))
-        ids = read_ids(arrays)
-        names = [name for name, _ in content.wanted(model.predictor.default_outputs)]
-        answer = await model.predict(arrays, names, ids=ids, n_samples=content.parameters.explanation_samples)
-        values = {name: answer.output(name) for name in names}
-        return {
-            "model_name": model.name,
-            "model_version": "1",
-            "id": request.id,
-            "outputs": [
-                {"name": name, "datatype": datatype_of(array), "shape": array.shape} for name, array in values.items()
-            ],
-            "raw_output_contents": [to_binary(array) for array in values.values()],
-        }
+    async def infer(request: Any) -> dict[str, Any]:
+        model = service.get(request.model_name)
+        predictor, content = model.predictor, _read_request(request, service.settings.max_json)
+        arrays = read_tensors(content.inputs, memoryview(b"".join(request.raw_input_contents)))
+        ids, n_samples = read_ids(arrays), content.parameters.explanation_samples
+        names = list(content.wanted(predictor.default_outputs))
+        values = await model.predict(predictor, predictor.check(arrays), names, ids, n_samples)
+        outputs = [{"name": name, "datatype": datatype_of(one), "shape": one.shape} for name, one in values.items()]
+        head = {"model_name": model.name, "model_version": "1", "id": request.id}
+        return head | {"outputs": outputs, "raw_output_contents": [to_binary(one) for one in values.values()]}
+
+    return {
+        "ServerLive": live,
+        "ServerReady": ready,
+        "ServerMetadata": metadata,
+        "ModelReady": model_ready,
+        "ModelMetadata": model_metadata,
+        "ModelInfer": infer,
+    }
 
 
-SCOPES = {"ModelInfer": ("predict",), "ServerLive": (), "ServerReady": ()}
-"""Scopes of which a token needs one; methods that are not named need any token, and those with none need no token."""
+def _read_request(request: Any, max_json: int) -> InferenceRequest:
+    """Return a request as one over HTTP would be: with the sizes of raw contents, or with their elements."""
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise bad_request(f"raw_input_contents must have {len(request.inputs)} entries; got {len(raw)}")
+    inputs = [
+        {"name": one.name, "datatype": one.datatype, "shape": list(one.shape)}
+        | ({"parameters": {"binary_data_size": len(raw[place])}} if raw else {"data": _typed_contents(one)})
+        for place, one in enumerate(request.inputs)
+    ]
+    outputs = [{"name": one.name, "parameters": _parameters(one)} for one in request.outputs]
+    fields = {"id": request.id, "inputs": inputs, "outputs": outputs, "parameters": _parameters(request)}
+    return parse(InferenceRequest, fields, max_json)
 
 
 def _parameters(message: Any) -> dict[str, Any]:
@@ -133,26 +110,27 @@ def _typed_contents(given: Any) -> list[Any]:
         raise bad_request(f"input {given.name!r} must be UTF-8 text") from None
 
 
-def _handler(service: Service, name: str, method: Callable[[Any], Any]) -> Any:
-    """Return a method of gRPC: check the token, answer, and turn errors into status codes."""
+def _handler(service: Service, name: str, method: Callable[[Any], Awaitable[dict[str, Any]]]) -> Any:
+    """Return a method of gRPC: check the token, parse, answer, and turn errors into status codes."""
     import grpc
+    from google.protobuf.message import DecodeError
 
-    types = message_types()
+    types, scopes = message_types(), SCOPES.get(name, ANY_SCOPE)
 
-    async def answer(request: Any, context: Any) -> Any:
+    async def answer(content: bytes, context: Any) -> Any:
         metadata = dict(context.invocation_metadata() or ())
         kind, _, secret = str(metadata.get("authorization", "")).partition(" ")
         try:
-            scopes = SCOPES.get(name, ANY_SCOPE)
             if scopes:
                 service.check_token(secret if kind.lower() == "bearer" else "", scopes)
-            return types[f"{name}Response"](**await method(request))
+            return types[f"{name}Response"](**await method(types[f"{name}Request"].FromString(content)))
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request must be a {name}Request")
         except HTTPException as error:
             code = getattr(grpc.StatusCode, CODES.get(error.status_code, "INTERNAL"))
             await context.abort(code, str(error.detail))
 
-    serializers = (types[f"{name}Request"].FromString, types[f"{name}Response"].SerializeToString)
-    return grpc.unary_unary_rpc_method_handler(answer, *serializers)
+    return grpc.unary_unary_rpc_method_handler(answer, response_serializer=types[f"{name}Response"].SerializeToString)
 
 
 @asynccontextmanager
@@ -164,9 +142,7 @@ async def serve_grpc(service: Service) -> AsyncIterator[None]:
         return
     import grpc
 
-    methods = Methods(service)
-    names = [name.removesuffix("Request") for name in message_types() if name.endswith("Request")]
-    handlers = {name: _handler(service, name, getattr(methods, name)) for name in names}
+    handlers = {name: _handler(service, name, method) for name, method in _methods(service).items()}
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", settings.max_body)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -14,11 +14,12 @@ import numpy as np
 from fastapi import HTTPException
 from pydantic import BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
+from kcal.calibrators import online_ids, online_state
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError, KcalError, without_warnings
 from kcal.persistence import CalibrationStore
 from kcal.serving.predictor import Arrays, Predictor, unable_to_learn
-from kcal.serving.protocol import Message, PrintableName, bad_request, busy, from_json
+from kcal.serving.protocol import Message, PrintableName, bad_request, busy
 from kcal.serving.record import Record
 from kcal.threads import threads_for
 
@@ -61,16 +62,9 @@ class Feedback(Message):
 
     def rows(self, predictor: Predictor) -> Arrays:
         """Return the embedding and the logits, (1, ·) each, of the inputs that were given; none without inputs."""
-        arrays = {}
-        specs = {spec.name: spec for spec in predictor.inputs}
-        for name, values in self.__pydantic_extra__.items():
-            if name not in specs:
-                raise bad_request(f"feedback has no field {name!r}; the inputs of the model are {', '.join(specs)}")
-            array = from_json(name, specs[name].datatype, values)
-            arrays[name] = array[None] if array.ndim == len(specs[name].shape) - 1 else array
-        if not arrays:
+        if not self.__pydantic_extra__:
             return {}
-        checked = predictor.check(arrays)
+        checked = predictor.read_lists(self.__pydantic_extra__)
         if len(next(iter(checked.values()))) != 1:
             raise bad_request(f"the inputs of {self.id!r} must be one row")
         return predictor.rows(checked)
@@ -89,9 +83,9 @@ class FeedbackRecords(RootModel[list[Feedback]]):
 class Learner:
     """Writes the feedback of one model to its store, and lets the calibrator follow the store.
 
-    A label is acknowledged when it is on disk. The calibrator follows in one background thread, which also saves the
-    record; a search for bandwidths or weights that is then due runs beside it. Predictions change by one assignment,
-    and wait for neither. An erasure is acknowledged when store, predictions and record have nothing of the sample.
+    A label is acknowledged when it is on disk. One background thread lets the calibrator follow, searches for
+    bandwidths or weights when that is due, and saves the record. Predictions change by one assignment, and wait for
+    none of it. An erasure is acknowledged when store, predictions and record have nothing of the sample.
 
     Parameters
     ----------
@@ -101,24 +95,36 @@ class Learner:
         Whether the store holds the whole calibration set: samples that it does not have are forgotten.
     record : Record
         Of the predictions.
-    use : callable
-        Called with a predictor that answers from now on.
+    predictor : Predictor
+        That of the model's file.
+
+    Attributes
+    ----------
+    predictor : Predictor
+        What answers now: the calibrator with the samples of the store.
+    reason : str
+        Why the calibrator cannot learn; empty if it can.
+    error : str
+        Why predictions do not follow the store now; empty if they do.
     """
 
-    def __init__(self, path: Path, is_complete: bool, record: Record, use: Callable[[Predictor], None]) -> None:
-        self.store, self.is_complete, self.record, self._use = CalibrationStore(path), is_complete, record, use
+    def __init__(self, path: Path, is_complete: bool, record: Record, predictor: Predictor) -> None:
+        self.store, self.is_complete, self.record = CalibrationStore(path), is_complete, record
         self.counts = {"stored": 0, "corrected": 0, "erased": 0, "absent": 0}
         self.error = ""
-        """Why predictions do not follow the store, now or in general; empty if they do."""
         self._lock = threading.RLock()
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._search_thread: threading.Thread | None = None
         self._thread = threading.Thread(target=self._work, name="kcal-learning")
-        first = next(iter(self.store.ids()), None)
-        if (first is None and is_complete) or not isinstance(first, str | None):
+        try:
+            first = next(iter(self.store.ids()), None)
+            if (first is None and is_complete) or not isinstance(first, str | None):
+                expected = "must have samples with text as ids" if is_complete else "must have text as ids"
+                raise InvalidInputError("--store", expected, got=f"{path.name} with {first!r}")
+            self.start(predictor)
+        except BaseException:
             self.store.close()
-            expected = "must have samples with text as ids" if is_complete else "must have text as ids"
-            raise InvalidInputError("--store", expected, got=f"{path.name} with {first!r}")
+            raise
+        self._thread.start()
 
     def start(self, predictor: Predictor) -> None:
         """Let another predictor follow the store and answer: at the start, and when the model's file is replaced."""
@@ -128,18 +134,15 @@ class Learner:
         reason, calibrator, sync, own_ids = unable_to_learn(predictor.calibrator), predictor.calibrator, None, set()
         if not reason:
             calibrator = _with_text_ids(calibrator)
-            own_ids = set() if self.is_complete else set(calibrator.current_ids_)
+            own_ids = set() if self.is_complete else set(online_ids(calibrator))
             with without_warnings(), threads_for(0):
                 sync = self._new_sync(calibrator, version)
                 sync.update(search=False)
         with self._lock:
             with self.store.transaction():  # no feedback on the network before is written meanwhile
                 self.store.version = version
-            self.predictor, self._calibrator, self._sync, self._own_ids = predictor, calibrator, sync, own_ids
-            self._reason = self.error = reason
-            self._follow(force=True)
-        if not self._thread.is_alive():
-            self._thread.start()
+            self._calibrator, self._sync, self._own_ids, self.reason = calibrator, sync, own_ids, reason
+            self._present(predictor)
         self._wake.set()
 
     def _version_of(self, predictor: Predictor) -> str:
@@ -149,10 +152,19 @@ class Learner:
     def _new_sync(self, calibrator: Any, version: str) -> Any:
         return self.store.follow(calibrator, keep_others=not self.is_complete, version=version or None)
 
+    def _present(self, predictor: Predictor) -> None:
+        """Let predictions come from the present samples."""
+        if self._sync is not None:
+            with without_warnings(), threads_for(0):  # operations are small: threads would wait for each other
+                self._sync.update(search=False)
+                predictor = Predictor(self._calibrator.snapshot(search=False), predictor.network)
+            self._last_change = self._sync.since
+        self.predictor = predictor
+
     @property
     def has_groups(self) -> bool:
         """Whether the samples of the calibrator have groups: labels need them, too."""
-        return self._sync is not None and bool(self._calibrator.has_groups_)
+        return self._sync is not None and bool(online_state(self._calibrator).has_groups)
 
     def give(self, records: Sequence[Feedback]) -> list[str]:
         """Write records, all or none; return what was done with each: "stored", "corrected", "erased" or "absent".
@@ -160,8 +172,7 @@ class Learner:
         If predictions cannot follow an erasure, this raises though the sample is gone from the store; the same request
         completes it later.
         """
-        with self._lock:
-            predictor = self.predictor
+        predictor = self.predictor
         classes = predictor.classes.tolist()
         changes = [(one, one.given_label(classes), one.rows(predictor)) for one in records]
         try:
@@ -169,13 +180,11 @@ class Learner:
                 if self.store.version != self._version_of(predictor):
                     raise busy("the network is being replaced; try again")
                 done = [self._write(*change, predictor) for change in changes]
+        except InvalidInputError as error:
+            raise HTTPException(409, f"the calibration store refuses the feedback: {error}") from error
         except KcalError as error:
-            if isinstance(error, TimeoutError):
-                raise busy("the calibration store is busy; try again later") from error
-            if isinstance(error, InvalidInputError):
-                raise HTTPException(409, f"the calibration store refuses the feedback: {error}") from error
             logger.error("feedback was not written: %s", error)
-            raise busy("the calibration store cannot be written", 5) from error
+            raise busy("the calibration store cannot be written now; try again later", 5) from error
         for (one, label, _), status in zip(changes, done, strict=True):
             self.counts[status] += 1
             if label is not None:
@@ -192,18 +201,14 @@ class Learner:
             raise HTTPException(409, f"{one.id!r} is a sample of the model's file; change it there")
         if version is None and one.erase:
             return "absent"
-        if one.erase:
+        is_replaced = version is not None and bool(rows) and version != self.store.version  # of an earlier network
+        if one.erase or is_replaced:
             self.store.delete([one.id])
-            return "erased"
-        if version is None:
+        if version is None or is_replaced:
             self._append(one, label, rows, predictor)
-            return "stored"
-        if rows and version != self.store.version:  # the sample of an earlier network
-            self.store.delete([one.id])
-            self._append(one, label, rows, predictor)
-        else:
+        elif not one.erase:
             self.store.correct([one.id], np.array([label]))
-        return "corrected"
+        return "erased" if one.erase else "stored" if version is None else "corrected"
 
     def _append(self, one: Feedback, label: Any, rows: Arrays, predictor: Predictor) -> None:
         """Append a sample to the store, with the rows of its prediction if none were sent."""
@@ -233,19 +238,11 @@ class Learner:
         if not self._try(self._save) and self.record.path is not None:
             self.record.path.unlink(missing_ok=True)  # no space, perhaps: the record begins anew after a restart
 
-    def _follow(self, force: bool = False) -> None:
+    def _follow(self) -> None:
         """Apply what changed in the store, and let predictions come from the present samples."""
-        with self._lock, without_warnings(), threads_for(0):  # operations are small: threads would wait for each other
-            if self._sync is None:
-                if force:
-                    self._use(self.predictor)
-            elif self._sync.update(search=False) or force:
-                self._use_present()
-
-    def _use_present(self) -> None:
-        present = self._calibrator.snapshot(search=False)
-        self.predictor = Predictor(present, self.predictor.network)
-        self._use(self.predictor)
+        with self._lock:
+            if self._sync is not None and self.store.last_change != self._last_change:
+                self._present(self.predictor)
 
     def _search(self) -> None:
         """Search on a copy, which then takes the place of the calibrator: neither predictions nor erasures wait."""
@@ -258,11 +255,11 @@ class Learner:
                 self._follow()
                 if calibrator is not self._calibrator:  # the file was replaced meanwhile
                     return
-                kept = set(calibrator.current_ids_)
-                if gone := [name for name in copy.current_ids_ if name not in kept]:
+                kept = set(online_ids(calibrator))
+                if gone := [name for name in online_ids(copy) if name not in kept]:
                     copy.forget(gone)
                 self._calibrator, self._sync = copy, self._new_sync(copy, self.store.version)
-                self._follow(force=True)
+                self._present(self.predictor)
 
     def _work(self) -> None:
         last_save = time.monotonic()
@@ -270,25 +267,24 @@ class Learner:
             self._wake.wait(SAVE_SECONDS)
             self._wake.clear()
             start = time.monotonic()
-            if self._try(self._follow) and self._sync is not None and self._calibrator.is_search_due_:
-                self._begin_search()
-            if start - last_save >= SAVE_SECONDS:
+            is_followed = self._try(self._follow)
+            self._stop.wait(time.monotonic() - start)  # predictions get the processor for as long as this took
+            if (
+                is_followed
+                and self._sync is not None
+                and online_state(self._calibrator).is_search_due
+                and not self._stop.is_set()
+            ):
+                self._try(self._search)
+            if time.monotonic() - last_save >= SAVE_SECONDS:
                 self._try(self._save)
                 last_save = time.monotonic()
-            self._stop.wait(time.monotonic() - start)  # predictions get the processor for as long as this took
-
-    def _begin_search(self) -> None:
-        if not self._stop.is_set() and (self._search_thread is None or not self._search_thread.is_alive()):
-            search = threading.Thread(target=self._try, args=(self._search,), name="kcal-search")
-            self._search_thread = search
-            search.start()
 
     def _save(self) -> None:
         """Write the record, without predictions whose samples another program has deleted from the store."""
         names = self.record.labelled_ids()
         known = self.store.contains(names) if names else []
-        if gone := [name for name, is_known in zip(names, known, strict=True) if not is_known]:
-            self.record.erase(gone)
+        self.record.erase([name for name, is_known in zip(names, known, strict=True) if not is_known])
         self.record.save(self.predictor)
 
     def _try(self, step: Callable[[], None]) -> bool:
@@ -299,22 +295,19 @@ class Learner:
             self.error = str(error) if isinstance(error, KcalError) else type(error).__name__
             logger.error("%s failed: %s", step.__name__.strip("_"), self.error)
             return False
-        self.error = self._reason
+        self.error = ""
         return True
 
     def close(self) -> None:
-        """End the threads, save the record, and close the store."""
+        """End the thread, save the record, and close the store."""
         self._stop.set()
         self._wake.set()
-        for thread in (self._thread, self._search_thread):
-            if thread is not None and thread.ident is not None:
-                thread.join()
-        if self._thread.ident is not None:
-            self._try(self._save)
+        self._thread.join()
+        self._try(self._save)
         self.store.close()
 
 
 def _with_text_ids(calibrator: Any) -> Any:
     """Return a copy of a calibrator whose samples have text as ids, as predictions have: "row 17" without ids."""
     prefix = "row " if calibrator.ids_ is None else ""
-    return calibrator.snapshot(ids=[f"{prefix}{name}" for name in calibrator.current_ids_])
+    return calibrator.snapshot(ids=[f"{prefix}{name}" for name in online_ids(calibrator)])

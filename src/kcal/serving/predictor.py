@@ -12,23 +12,16 @@ import numpy as np
 from fastapi import HTTPException
 from numpy.typing import NDArray
 
-from kcal.calibrators import Calibrator, predict_on
+from kcal.calibrators import Calibrator, online_state, predict_on
 from kcal.deployment.export import taken_outputs
 from kcal.deployment.reference import check_pair
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, MissingExtraError
 from kcal.persistence import load_with_network
-from kcal.serving.protocol import TYPES, bad_request
+from kcal.serving.protocol import TYPES, bad_request, from_json
 
 Arrays = Mapping[str, NDArray[Any]]
 
-ONNX_TYPES = {
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(float16)": "FP16",
-    "tensor(bool)": "BOOL",
-    **{f"tensor({sign}int{size})": f"{sign.upper()}INT{size}" for sign in ("", "u") for size in (8, 16, 32, 64)},
-}
 MAX_EMBEDDING = 1e18
 """Calibrators accept no larger embeddings: their squares would overflow."""
 
@@ -41,9 +34,17 @@ class TensorSpec:
     datatype: str
     shape: tuple[int, ...]
 
+    @classmethod
+    def of_onnx(cls, one: Any) -> TensorSpec:
+        """Return the specification of an input of an ONNX network, whose first dimension is that of the rows."""
+        kind = one.type.removeprefix("tensor(").removesuffix(")")
+        datatype = {"float": "FP32", "double": "FP64", "float16": "FP16"}.get(kind, kind.upper())
+        _ = TYPES[datatype]  # raises for a type that the protocol does not have
+        return cls(one.name, datatype, (-1, *(size if isinstance(size, int) else -1 for size in one.shape[1:])))
+
     def check(self, array: NDArray[Any]) -> NDArray[Any]:
         """Return the array of an input in the type of the model; integers may become floating point."""
-        wanted = np.dtype(TYPES[self.datatype])
+        wanted = TYPES[self.datatype]
         sizes = zip(array.shape, self.shape, strict=False)
         if array.ndim != len(self.shape) or any(size != fixed for size, fixed in sizes if fixed >= 0):
             raise bad_request(f"input {self.name!r} must have the shape {list(self.shape)}; got {list(array.shape)}")
@@ -82,12 +83,7 @@ class Network:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
             self.reference = dict(json.loads(self._session.get_modelmeta().custom_metadata_map["network"]))
             self.checksum = str(self.reference["checksum"])
-            self.inputs = tuple(
-                TensorSpec(
-                    one.name, ONNX_TYPES[one.type], (-1, *(s if isinstance(s, int) else -1 for s in one.shape[1:]))
-                )
-                for one in self._session.get_inputs()
-            )
+            self.inputs = tuple(map(TensorSpec.of_onnx, self._session.get_inputs()))
         except Exception as error:  # onnxruntime raises errors of its own for every kind of damage
             message = f"{path} is not a network of CalibratedClassifier.network_to_onnx, or it is damaged."
             raise FileFormatError(message) from error
@@ -119,6 +115,10 @@ class Scores:
     evidence: NDArray[np.float32] | None  # (n,)
     rows: Arrays
 
+    def __getitem__(self, part: slice) -> Scores:
+        evidence = None if self.evidence is None else self.evidence[part]
+        return Scores(self.probs[part], evidence, {name: values[part] for name, values in self.rows.items()})
+
 
 class Predictor:
     """A fitted calibrator, after its network if there is one; thread-safe.
@@ -140,8 +140,8 @@ class Predictor:
         widths = {"embeddings": width, "logits": width if calibrator.inputs == "logits" else n_classes}
         given = tuple(TensorSpec(name, "FP32", (-1, widths[name])) for name in self.taken)
         self.inputs = given if network is None else network.inputs
-        evidence = [TensorSpec("evidence", "FP32", (-1,))] if calibrator.has_evidence else []
-        explanation = [TensorSpec("explanation", "BYTES", (-1,))] if calibrator.has_explanations else []
+        evidence = [TensorSpec("evidence", "FP32", (-1,))] if calibrator.tags.has_evidence else []
+        explanation = [TensorSpec("explanation", "BYTES", (-1,))] if calibrator.tags.has_explanations else []
         labels, ids = (TensorSpec(name, "BYTES", (-1,)) for name in ("labels", "ids"))
         self.outputs = (TensorSpec("probabilities", "FP32", (-1, n_classes)), labels, *evidence, ids, *explanation)
         self.default_outputs = ["probabilities", "labels", *(spec.name for spec in evidence)]
@@ -169,6 +169,13 @@ class Predictor:
             raise bad_request("all inputs must have the same number of rows")
         return checked
 
+    def read_lists(self, fields: Mapping[str, Any]) -> Arrays:
+        """Return the checked inputs of plain JSON: nested lists with one row per prediction, or a single row."""
+        ranks = {spec.name: len(spec.shape) for spec in self.inputs}
+        datatypes = {spec.name: spec.datatype for spec in self.inputs}
+        arrays = {name: from_json(name, datatypes.get(name, "FP32"), values) for name, values in fields.items()}
+        return self.check({name: one[None] if one.ndim + 1 == ranks.get(name) else one for name, one in arrays.items()})
+
     def rows(self, arrays: Arrays) -> Arrays:
         """Return the embeddings and logits of checked inputs, which the network computes if there is one."""
         return arrays if self.network is None else self.network.run(self.taken, arrays)
@@ -190,10 +197,6 @@ class Predictor:
         logits = {"logits": rows["logits"]} if len(rows) == 2 else {}
         return calibrator.explain(ClassifierOutputs(**rows).matrix(calibrator.inputs), n_samples, **logits)
 
-    def explanations(self, rows: Arrays, n_samples: int) -> list[str]:
-        """Return the explanation of each row as JSON."""
-        return [json.dumps(entry, allow_nan=False) for entry in self.explain(rows, n_samples).to_dict()]
-
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit, and which network computes the inputs."""
         if self.network is None:
@@ -204,10 +207,10 @@ class Predictor:
 
 def unable_to_learn(calibrator: Calibrator) -> str:
     """Return why samples cannot be added to a calibrator; empty if they can."""
-    if not calibrator.learns_online:
+    if not calibrator.tags.learns_online:
         return f"the method {calibrator.method} does not learn online."
     try:
-        _ = calibrator.has_groups_
+        online_state(calibrator)
     except InvalidInputError as error:  # a compressed support
         return str(error)
     return ""

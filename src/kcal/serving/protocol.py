@@ -9,26 +9,19 @@ import json
 import struct
 from collections.abc import Sequence
 from math import prod
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from fastapi import HTTPException, Response
+from fastapi import HTTPException
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-TYPES = {
-    "BOOL": "?",
-    **{f"{sign}INT{8 * size}": f"<{sign.lower() or 'i'}{size}" for sign in ("", "U") for size in (1, 2, 4, 8)},
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
+NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64")
+TYPES = {name: np.dtype(name.lower().replace("fp", "float")).newbyteorder("<") for name in ("BOOL", *NUMBERS)}
 """Datatypes of fixed size as types of numpy; BYTES are arrays of objects."""
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON before binary data."""
 Model = TypeVar("Model", bound=BaseModel)
-Output = tuple[str, NDArray[Any], bool]
-"""Name and values of an output, and whether it is sent as binary data."""
 
 
 def bad_request(message: str) -> HTTPException:
@@ -71,8 +64,7 @@ class RequestedInput(Message):
     """An input: ``data`` are its elements in row-major order, flat or nested, unless they are binary."""
 
     name: Name
-    datatype: Literal["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32",
-                      "FP64", "BYTES"]  # fmt: skip
+    datatype: Annotated[str, Field(pattern="^(BOOL|U?INT(8|16|32|64)|FP(16|32|64)|BYTES)$")]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=2**40)]], Field(min_length=1, max_length=16)]
     parameters: TensorParameters = TensorParameters()
     data: list[Any] | None = None
@@ -101,15 +93,14 @@ class InferenceRequest(Message):
     outputs: Annotated[list[RequestedOutput], Field(max_length=64)] = []
     parameters: RequestParameters = RequestParameters()
 
-    def wanted(self, default: Sequence[str]) -> list[tuple[str, bool]]:
+    def wanted(self, default: Sequence[str]) -> dict[str, bool]:
         """Return the names of the outputs, and whether each is sent as binary data."""
         binary = self.parameters.binary_data_output
-        if not self.outputs:
-            return [(name, binary) for name in (*default, *(["ids"] if self.parameters.return_ids else []))]
         if any(output.parameters.classification for output in self.outputs):
             raise bad_request("the classification extension is not supported; ask for the output labels")
-        chosen = [(output.name, output.parameters.binary_data) for output in self.outputs]
-        return [(name, binary if given is None else given) for name, given in chosen]
+        chosen = {output.name: output.parameters.binary_data for output in self.outputs}
+        names = chosen or dict.fromkeys((*default, *(["ids"] if self.parameters.return_ids else [])))
+        return {name: binary if given is None else given for name, given in names.items()}
 
 
 def parse(model: type[Model], content: bytes | memoryview | dict[str, Any], max_size: int) -> Model:
@@ -119,9 +110,7 @@ def parse(model: type[Model], content: bytes | memoryview | dict[str, Any], max_
     try:
         return model.model_validate(content) if isinstance(content, dict) else model.model_validate_json(bytes(content))
     except ValidationError as error:
-        raise bad_request(
-            describe(error.errors(include_url=False, include_context=False, include_input=False))
-        ) from None
+        raise bad_request(describe(error.errors(include_url=False, include_context=False))) from None
 
 
 def describe(errors: Sequence[Any]) -> str:
@@ -180,8 +169,9 @@ def from_json(name: str, datatype: str, data: Any) -> NDArray[Any]:
         raise wrong
     try:
         if datatype == "BYTES":
-            return _objects([text.encode() for text in np.array(data, dtype=object).flat], len(data))
-        given, kind = np.array(data), np.dtype(TYPES[datatype])
+            given = np.array(data, dtype=object)
+            return _objects([text.encode() for text in given.flat]).reshape(given.shape)
+        given, kind = np.array(data), TYPES[datatype]
         if given.dtype.kind not in {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}[kind.kind]:
             raise wrong
         with np.errstate(over="ignore"):
@@ -197,8 +187,8 @@ def from_binary(name: str, datatype: str, shape: Sequence[int], content: memoryv
     """Return the array of binary data, without a copy where that is possible."""
     count = prod(shape)
     if datatype == "BYTES":
-        return _objects(_split_strings(name, count, content), count).reshape(shape)
-    kind = np.dtype(TYPES[datatype])
+        return _objects(_split_strings(name, count, content)).reshape(shape)
+    kind = TYPES[datatype]
     if count * kind.itemsize != len(content):
         needed = f"shape {list(shape)} of {datatype} needs {count * kind.itemsize} bytes"
         raise bad_request(f"input {name!r}: {needed}, but there are {len(content)}")
@@ -218,17 +208,17 @@ def _split_strings(name: str, count: int, content: memoryview) -> list[bytes]:
     return elements
 
 
-def _objects(elements: list[bytes], count: int) -> NDArray[Any]:
+def _objects(elements: list[bytes]) -> NDArray[Any]:
     array = np.empty(len(elements), dtype=object)
     array[:] = elements
-    return array if len(elements) == count else array.reshape(count, -1)
+    return array
 
 
 def to_binary(values: NDArray[Any]) -> bytes:
     """Return the elements of an output, numbers or text, as binary data."""
     if values.dtype.kind == "f":
         return np.ascontiguousarray(values, dtype="<f4").tobytes()
-    encoded = [text.encode() for text in values.tolist()]
+    encoded = [str(value).encode() for value in values.tolist()]
     return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))
 
 
@@ -237,19 +227,17 @@ def datatype_of(values: NDArray[Any]) -> str:
     return "FP32" if values.dtype.kind == "f" else "BYTES"
 
 
-def encode_response(head: dict[str, Any], outputs: Sequence[Output]) -> Response:
-    """Return the response to a request for inference: JSON, and binary data after it if an output is binary."""
+def encode_response(
+    head: dict[str, Any], outputs: dict[str, NDArray[Any]], is_binary: dict[str, bool]
+) -> tuple[bytes, list[bytes]]:
+    """Return the JSON of a response, and the binary data of those outputs that are sent so."""
     entries, blobs = [], []
-    for name, values, is_binary in outputs:
+    for name, values in outputs.items():
         entry: dict[str, Any] = {"name": name, "datatype": datatype_of(values), "shape": list(values.shape)}
-        if is_binary:
+        if is_binary[name]:
             blobs.append(to_binary(values))
             entry["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
-            entry["data"] = values.reshape(-1).tolist()
+            entry["data"] = (values if values.dtype.kind == "f" else values.astype(str)).reshape(-1).tolist()
         entries.append(entry)
-    text = json.dumps({**head, "outputs": entries}, allow_nan=False).encode()
-    if not blobs:
-        return Response(text, media_type="application/json")
-    headers = {HEADER_LENGTH: str(len(text))}
-    return Response(b"".join([text, *blobs]), headers=headers, media_type="application/octet-stream")
+    return json.dumps({**head, "outputs": entries}, allow_nan=False).encode(), blobs

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
-from kcal.calibrators import Calibrator
+from kcal.calibrators import Calibrator, was_fitted_on
 from kcal.errors import KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.metrics import ReliabilityBins, negative_log_likelihood, reliability
@@ -32,7 +31,7 @@ from kcal.monitoring import (
     estimate_performance,
     estimate_prior,
 )
-from kcal.serving.predictor import Arrays, Predictor
+from kcal.serving.predictor import Arrays, Predictor, Scores
 
 logger = logging.getLogger("kcal.serving")
 Floats = NDArray[np.float64]
@@ -54,6 +53,8 @@ MIN_ROWS, MAX_CLASSES = 100, 400
 """Rows, and classes, with which class frequencies are estimated: the time grows with the cube of the classes."""
 N_LATEST = 20
 """Predictions that a summary lists."""
+NEW, SEEN, IGNORED = range(3)
+"""Whether the monitor of labels has seen a label; it ignores those that came before it was reset."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +64,13 @@ class Prediction:
     id: str | None
     time: float
     probs: NDArray[np.float32]  # (n_classes,)
+    evidence: float | None = None
     rows: Arrays = field(default_factory=dict)  # embedding and logits
     version: str = ""  # of the network that computed them
-    evidence: float | None = None
     code: int = -1  # column of the label
     group: str | None = None
-    is_monitored: bool = False  # by the monitor of inputs
+    label_state: int = NEW
+    is_input_seen: bool = False  # by the monitor of inputs
 
 
 @dataclass(frozen=True)
@@ -137,15 +139,15 @@ def _share(hits: NDArray[np.bool_]) -> tuple[float, float, float]:
 class State(BaseModel):
     """What is in the file of a record."""
 
-    format: Literal[3]
-    counts: tuple[int, int]  # predictions and labels
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    format: Literal[4] = 4
+    n_predictions: int
+    n_labels: int
     monitor: dict[str, Any]
     inputs: dict[str, Any]
-    ids: list[str]  # of the labelled predictions
-    labels: list[tuple[int, str | None]]  # code and group
-    probs: bytes  # of float64, in base64
-    waiting: list[str]
-    before_reset: list[str]
+    labelled: list[tuple[str, int, str | None, int]]  # id, code, group and label_state
+    probs: bytes  # of float32
 
 
 class Record:
@@ -174,92 +176,66 @@ class Record:
         """Begin with these classes, without predictions."""
         self.classes = classes
         self._codes = {str(label): code for code, label in enumerate(classes.tolist())}
-        self._recent: deque[Prediction] = deque()
-        self._by_id: dict[str, Prediction] = {}
-        self._labelled: dict[str, Prediction] = {}
-        self._before_reset: set[str] = set()
+        self._recent: OrderedDict[str | int, Prediction] = OrderedDict()  # by id, or by number without one
+        self._labelled: OrderedDict[str, Prediction] = OrderedDict()
         self._restart_monitor()
 
     def _restart_monitor(self) -> None:
         """Let the monitor of labels begin again with the labels of the record that came since the last reset."""
         classes = self.classes if len(self.classes) else [0, 1]  # not known before the first prediction
         self._monitor = CalibrationMonitor(classes, alpha=ALPHA, tolerance=TOLERANCE)
-        ignored = self._before_reset
-        self._waiting = [one for name, one in self._labelled.items() if name not in ignored]
-        self._groups: set[str] = set()
+        for one in self._labelled.values():
+            one.label_state = IGNORED if one.label_state == IGNORED else NEW
 
-    def add(
-        self,
-        classes: NDArray[Any],
-        ids: Sequence[str] | None,
-        probs: NDArray[np.float32],
-        evidence: NDArray[Any] | None = None,
-        rows: Mapping[str, NDArray[Any]] | None = None,
-        version: str = "",
-    ) -> None:
-        """Add predictions, (n, n_classes); the record begins again if the model has learned another class."""
-        n, now = len(probs), time.time()
-        first = max(n - self.capacity, 0)
-        probs, kept = probs[first:].copy(), {name: part[first:].copy() for name, part in (rows or {}).items()}
+    def add(self, classes: NDArray[Any], ids: Sequence[str | None], scores: Scores, version: str = "") -> None:
+        """Add predictions; the record begins again if the model has learned another class."""
+        now, n_rows = time.time(), len(ids)
+        shares = [None] * n_rows if scores.evidence is None else scores.evidence.tolist()
+        probs = [row.copy() for row in scores.probs]  # of its own each: nothing else keeps it, or is kept by it
+        rows = [{name: part[place].copy() for name, part in scores.rows.items()} for place in range(n_rows)]
         with self._lock:
-            if len(classes) != len(self.classes) or classes.tolist() != self.classes.tolist():
+            if classes is not self.classes and classes.tolist() != self.classes.tolist():
                 self._start(classes)
-            self.n_predictions += n
-            n_new = n - first
-            names = [None] * n_new if ids is None else ids[first:]
-            known = [None] * n_new if evidence is None else evidence[first:].tolist()
-            inputs = [dict(zip(kept, row, strict=True)) for row in zip(*kept.values(), strict=True)] or [{}] * n_new
-            new = list(map(Prediction, names, repeat(now), probs, inputs, repeat(version), known))
-            self._recent.extend(new)
-            if ids is not None:
-                self._by_id.update(zip(ids[first:], new, strict=True))
-            while len(self._recent) > self.capacity:
-                old = self._recent.popleft()
-                if old.id is not None and self._by_id.get(old.id) is old:
-                    del self._by_id[old.id]
+            recent, ones = self._recent, map(Prediction, ids, repeat(now), probs, shares, rows, repeat(version))
+            for number, one in enumerate(ones, self.n_predictions):
+                recent[number if one.id is None else one.id] = one
+                if one.id is not None:
+                    recent.move_to_end(one.id)
+            self.n_predictions += n_rows
+            while len(recent) > self.capacity:
+                recent.popitem(last=False)
 
     def rows_of(self, name: str, version: str) -> Arrays:
         """Return the embedding and the logits of a prediction, (1, ·) each; none if they are not known any more."""
         with self._lock:
-            one = self._by_id.get(name)
-            known = one is not None and one.version == version
-            return {key: row[None].copy() for key, row in one.rows.items()} if one is not None and known else {}
+            one = self._recent.get(name)
+            if one is None or one.version != version:
+                return {}
+            return {key: row[None].copy() for key, row in one.rows.items()}
 
     def label(self, name: str, label: Any, group: str | None = None) -> None:
         """Set the label of a prediction; unknown ids and labels are ignored, and an id counts once."""
         with self._lock:
             code, known = self._codes.get(str(label)), self._labelled.get(name)
-            one = known or self._by_id.get(name)
+            one = known or self._recent.get(name)
             if one is None or code is None:
                 return
-            has_changed, one.code = one.code != code, code
-            if known is not None:
-                if has_changed:
-                    self._restart_monitor()
-                return
-            one.group = group
-            self.n_labels += 1
-            self._labelled[name] = one
-            self._waiting.append(one)
-            while len(self._labelled) > self.capacity:
-                oldest = next(iter(self._labelled))
-                del self._labelled[oldest]
-                self._before_reset.discard(oldest)
+            before, one.code = one.code, code
+            if known is None:
+                one.group, self._labelled[name] = group, one
+                self.n_labels += 1
+                if len(self._labelled) > self.capacity:
+                    self._labelled.popitem(last=False)
+            elif before != code:
+                self._restart_monitor()
 
-    def erase(self, ids: Iterable[str]) -> None:
+    def erase(self, ids: Sequence[str]) -> None:
         """Erase all that is known of some ids."""
-        names = set(ids)
         with self._lock:
-            for one in [*self._recent, *self._labelled.values()]:
-                if one.id in names:  # the arrays are those of the whole request
-                    for row in (one.probs, *one.rows.values()):
-                        row[...] = 0
-            self._recent = deque(one for one in self._recent if one.id not in names)
-            for name in names:
-                self._by_id.pop(name, None)
-                self._before_reset.discard(name)
-            if names & self._labelled.keys():
-                self._labelled = {name: one for name, one in self._labelled.items() if name not in names}
+            labelled = [self._labelled.pop(name, None) for name in ids]
+            for name in ids:
+                self._recent.pop(name, None)
+            if any(labelled):
                 self._restart_monitor()
 
     def labelled_ids(self) -> list[str]:
@@ -270,11 +246,12 @@ class Record:
     def reset_monitors(self) -> None:
         """End all alarms: the monitors begin again, with the predictions and labels that come from now on."""
         with self._lock:
-            self._before_reset = set(self._labelled)
+            for one in self._labelled.values():
+                one.label_state = IGNORED
+            for one in self._recent.values():
+                one.is_input_seen = True
             self._restart_monitor()
             self.inputs = InputMonitor()
-            for one in self._recent:
-                one.is_monitored = True
 
     def summary(self, predictor: Predictor) -> Summary:
         """Let the monitors see what is new, and return what the record says now."""
@@ -287,8 +264,8 @@ class Record:
             with self._lock:
                 classes = self.classes
                 size = max(MAX_NUMBERS // len(classes), 1)
-                recent, labelled = list(self._recent)[-size:], list(self._labelled.values())[-size:]
-                probs, known = (_stack([one.probs for one in ones], len(classes)) for ones in (recent, labelled))
+                recent, labelled = list(self._recent.values())[-size:], list(self._labelled.values())[-size:]
+                probs, known = _probs_of(recent, len(classes)), _probs_of(labelled, len(classes))
                 codes = np.array([one.code for one in labelled], dtype=np.intp)
                 counts = self.n_predictions, self.n_labels, self.inputs.n_rows
                 report = self._monitor.report()
@@ -298,26 +275,26 @@ class Record:
             if len(probs):
                 performance = estimate_performance(probs, classes=classes, target="population")
             alarms = (*_alarms(report, self.inputs.alarm_at), *_notices(frequencies, evidence))
-        latest = tuple(recent[::-1][:N_LATEST])
-        estimates = (performance, frequencies)
+        estimates, latest = (performance, frequencies), tuple(recent[::-1][:N_LATEST])
         return Summary(time.time(), classes, *counts, probs, evidence, known, codes, *estimates, report, alarms, latest)
 
     def _monitor_labels(self) -> None:
         """Let the monitor see labels that it has not seen, oldest first; the next summary goes on with the others."""
         with self._lock:
             size = max(MAX_NUMBERS // len(self.classes) // 4, 1)
-            rows, self._waiting = self._waiting[:size], self._waiting[size:]
-            monitor, named = self._monitor, self._groups  # others take their place after a correction
-            probs = _stack([one.probs for one in rows], len(self.classes))
-            labels = self.classes[[one.code for one in rows]]
-            groups = [one.group for one in rows]
-        for group in groups:
-            if group is not None and len(named) < MAX_GROUPS:
-                named.add(group)
-        has_group = np.array([group is not None for group in groups], dtype=np.bool_)
+            ones = [one for one in self._labelled.values() if one.label_state == NEW][:size]
+            for one in ones:
+                one.label_state = SEEN
+            monitor = self._monitor  # another takes its place after a correction
+            probs, labels = _probs_of(ones, len(self.classes)), self.classes[[one.code for one in ones]]
+        named = {part.name for part in monitor.report().groups}
+        for one in ones:
+            if one.group is not None and len(named) < MAX_GROUPS:
+                named.add(one.group)
+        has_group = np.array([one.group is not None for one in ones], dtype=np.bool_)
         if has_group.any():
-            names = [group if group in named else OTHER_GROUPS for group in groups if group is not None]
-            monitor.update(probs[has_group], labels[has_group], names)
+            groups = [one.group if one.group in named else OTHER_GROUPS for one in ones if one.group is not None]
+            monitor.update(probs[has_group], labels[has_group], groups)
         if not has_group.all():
             monitor.update(probs[~has_group], labels[~has_group])
 
@@ -328,21 +305,21 @@ class Record:
         """
         name = "logits" if calibrator.inputs == "logits" else "embeddings"
         with self._lock:
-            new = [one for one in list(self._recent)[-MAX_INPUTS:] if not one.is_monitored]
-            for one in self._recent:
-                one.is_monitored = True
-            new = [one for one in new if name in one.rows and len(one.rows[name]) == calibrator.n_features_in_]
-            rows = np.array([one.rows[name] for one in new])
-        if not calibrator.has_evidence or not new:
+            ones = [one for one in list(self._recent.values())[-MAX_INPUTS:] if not one.is_input_seen]
+            for one in self._recent.values():
+                one.is_input_seen = True
+            ones = [one for one in ones if name in one.rows and len(one.rows[name]) == calibrator.n_features_in_]
+            rows = np.array([one.rows[name] for one in ones])
+        if not calibrator.tags.has_evidence or not ones:
             return
-        unseen = np.flatnonzero(~calibrator.was_fitted_on(rows))
+        unseen = np.flatnonzero(~was_fitted_on(calibrator, rows))
         if not len(unseen):
             return
         reference = calibrator.calibration_log_evidence_
         densities = np.asarray(calibrator.log_evidence(rows[unseen]), dtype=np.float64)
         self.inputs.update(np.searchsorted(reference, densities) / len(reference), len(reference))
         for place, evidence in zip(unseen, np.asarray(calibrator.evidence(rows[unseen])).tolist(), strict=True):
-            new[place].evidence = evidence
+            ones[place].evidence = evidence
 
     def save(self, predictor: Predictor) -> None:
         """Write counts, monitors and labelled predictions; a state before an erasure never replaces one after it."""
@@ -351,18 +328,14 @@ class Record:
         with self._monitor_lock:
             self.summary(predictor)
             with self._lock:
-                ones = list(self._labelled.values())
-                probs = _stack([one.probs for one in ones], len(self.classes))
+                ones = self._labelled.items()
                 state = State(
-                    format=3,
-                    counts=(self.n_predictions, self.n_labels),
+                    n_predictions=self.n_predictions,
+                    n_labels=self.n_labels,
                     monitor=self._monitor.to_dict(),
                     inputs=self.inputs.to_dict(),
-                    ids=list(self._labelled),
-                    labels=[(one.code, one.group) for one in ones],
-                    probs=base64.b64encode(probs.tobytes()),
-                    waiting=[str(one.id) for one in self._waiting],
-                    before_reset=sorted(self._before_reset),
+                    labelled=[(name, one.code, one.group, one.label_state) for name, one in ones],
+                    probs=b"".join(one.probs.tobytes() for _, one in ones),
                 )
             write_whole(self.path, state.model_dump_json().encode())
 
@@ -373,27 +346,22 @@ class Record:
         try:
             state = State.model_validate_json(self.path.read_bytes())
             monitor, inputs = CalibrationMonitor.from_dict(state.monitor), InputMonitor.from_dict(state.inputs)
-            numbers = np.frombuffer(base64.b64decode(state.probs, validate=True), dtype=np.float64)
-            probs = numbers.reshape(len(state.ids), len(monitor.classes)).astype(np.float32)
-            if not (np.isfinite(probs).all() and all(0 <= code < probs.shape[1] for code, _ in state.labels)):
-                raise ValueError("probabilities or labels")
+            probs = np.frombuffer(state.probs, dtype=np.float32).reshape(len(state.labelled), len(monitor.classes))
             if monitor.classes.tolist() == classes.tolist():
                 self._start(classes)
-                self._before_reset = set(state.before_reset)
-                rows = list(zip(state.ids, probs, state.labels, strict=True))[-self.capacity :]
-                self._labelled = {one: Prediction(one, 0.0, row, code=c, group=g) for one, row, (c, g) in rows}
+                for (name, code, group, seen), row in list(zip(state.labelled, probs, strict=True))[-self.capacity :]:
+                    self._labelled[name] = Prediction(name, 0.0, row.copy(), code=code, group=group, label_state=seen)
                 self._monitor, self.inputs = monitor, inputs
-                self._waiting = [self._labelled[name] for name in state.waiting if name in self._labelled]
-                self._groups = {one.name for one in monitor.report().groups}
-            self.n_predictions, self.n_labels = state.counts
+            self.n_predictions, self.n_labels = state.n_predictions, state.n_labels
         except (KcalError, OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("%s cannot be read (%s); the record of predictions begins anew", self.path.name, error)
 
 
-def _stack(rows: Sequence[NDArray[Any]], width: int) -> Floats:
-    return np.array(rows, dtype=np.float64).reshape(len(rows), width)
+def _probs_of(ones: Sequence[Prediction], n_classes: int) -> Floats:
+    return np.array([one.probs for one in ones], dtype=np.float64).reshape(len(ones), n_classes)
 
 
+@dataclass
 class InputMonitor:
     """Watch the ranks of inputs among the calibration set, from 0 to 1, by their density.
 
@@ -402,35 +370,31 @@ class InputMonitor:
     does not become the rule.
     """
 
-    def __init__(self) -> None:
-        self.period, self.n_rows = 0, 0
-        self.alarm_at: int | None = None  # inputs after which the first alarm was raised
-        self._monitor: DriftMonitor | None = None
+    period: int = 0
+    n_rows: int = 0
+    alarm_at: int | None = None  # inputs after which the first alarm was raised
+    monitor: DriftMonitor | None = None
 
     def update(self, ranks: Floats, n_reference: int) -> None:
         """Watch the ranks of some more rows among ``n_reference`` samples."""
-        if self._monitor is None or self._monitor.n_samples >= PERIOD:
+        if self.monitor is None or self.monitor.n_samples >= PERIOD:
             self.period += 1
             middles = (np.arange(n_reference) + 0.5) / n_reference  # between the ranks that rows can have
-            self._monitor = DriftMonitor(middles, alpha=ALPHA / (self.period * (self.period + 1)), seed=self.period)
-        before = self.n_rows - self._monitor.n_samples
-        report = self._monitor.update(ranks)
+            self.monitor = DriftMonitor(middles, alpha=ALPHA / (self.period * (self.period + 1)), seed=self.period)
+        before = self.n_rows - self.monitor.n_samples
+        report = self.monitor.update(ranks)
         self.n_rows += len(ranks)
         if self.alarm_at is None and report.alarm_at is not None:
             self.alarm_at = before + report.alarm_at
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state in a form that JSON can represent."""
-        monitor = None if self._monitor is None else self._monitor.to_dict()
-        return {"period": self.period, "n_rows": self.n_rows, "alarm_at": self.alarm_at, "monitor": monitor}
+        return vars(self) | {"monitor": self.monitor and self.monitor.to_dict()}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> InputMonitor:
         """Return the monitor that :meth:`to_dict` described."""
-        one = cls()
-        one.period, one.n_rows, one.alarm_at = int(state["period"]), int(state["n_rows"]), state["alarm_at"]
-        one._monitor = None if state["monitor"] is None else DriftMonitor.from_dict(state["monitor"])
-        return one
+        return cls(**state | {"monitor": state["monitor"] and DriftMonitor.from_dict(state["monitor"])})
 
 
 def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArray[Any]) -> PriorEstimate | None:

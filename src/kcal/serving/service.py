@@ -7,19 +7,20 @@ import json
 import logging
 import re
 import uuid
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fastapi import HTTPException
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, without_warnings
-from kcal.serving.batching import Batcher
 from kcal.serving.learning import Learner
+from kcal.serving.metrics import Metrics
 from kcal.serving.predictor import Arrays, Predictor, Scores
 from kcal.serving.protocol import bad_request, busy
 from kcal.serving.record import Record, Summary
@@ -111,113 +112,143 @@ class Settings:
             raise InvalidInputError("--store", f"must be {kind}, as MODEL is", got=str(store))
 
 
+def _is_model(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and NAME.fullmatch(path.stem) is not None
+
+
+# One model
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
-    """The checked rows of one request, and what is computed for them by which predictor."""
+    """The checked rows of one request, and the outputs that it asks for."""
 
     predictor: Predictor
     arrays: Arrays
+    n_rows: int
     ids: list[str] | None
-    evidence: bool
-    n_samples: int | None  # of the explanation, if one is requested
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows."""
-        return len(next(iter(self.arrays.values())))
+    outputs: Sequence[str]
+    n_samples: int  # of an explanation
 
     @property
     def key(self) -> Any:
         """What the jobs of one batch share."""
-        return (id(self.predictor), self.evidence, *(array.shape[1:] for array in self.arrays.values()))
+        return (self.predictor, "evidence" in self.outputs, *(array.shape[1:] for array in self.arrays.values()))
+
+    def answer(self, scores: Scores) -> dict[str, NDArray[Any]]:
+        """Return the outputs by name: numbers, or objects whose text is sent."""
+        found: dict[str, NDArray[Any] | None] = {"probabilities": scores.probs, "evidence": scores.evidence}
+        if "labels" in self.outputs:
+            found["labels"] = self.predictor.classes[scores.probs.argmax(axis=1)].astype(object)
+        if self.ids is not None:
+            found["ids"] = np.array(self.ids, dtype=object)
+        if "explanation" in self.outputs:
+            entries = self.predictor.explain(scores.rows, self.n_samples).to_dict()
+            found["explanation"] = np.array([json.dumps(entry, allow_nan=False) for entry in entries], dtype=object)
+        return {name: values for name in self.outputs if (values := found[name]) is not None}
 
 
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """The predictions of a job."""
+class Batcher:
+    """Collects jobs into batches and runs one batch at a time, off the event loop, in their order.
 
-    job: Job
-    scores: Scores
-    explanations: list[str] | None
+    A job has ``n_rows`` and a ``key``; only jobs of the same key are run together.
 
-    @property
-    def labels(self) -> list[Any]:
-        """The most probable classes, (n,), as types of JSON."""
-        labels: list[Any] = self.job.predictor.classes[self.scores.probs.argmax(axis=1)].tolist()
-        return labels
+    Parameters
+    ----------
+    run : callable
+        Called in a thread with the jobs of a batch; returns a result, or an exception, for each.
+    max_rows : int
+        Rows of a batch; a job with more is a batch of its own.
+    max_wait : float
+        Seconds that the first job of a batch waits for others.
+    max_queue : int
+        Jobs that may wait; more are refused with status 503.
+    """
 
-    def output(self, name: str) -> NDArray[Any]:
-        """Return an output by its name: numbers, or objects that are text."""
-        if name == "probabilities":
-            return self.scores.probs
-        if name == "evidence":
-            assert self.scores.evidence is not None
-            return self.scores.evidence
-        texts = {"labels": map(str, self.labels), "ids": self.job.ids, "explanation": self.explanations}[name]
-        return np.array(list(texts or ()), dtype=object)
+    def __init__(
+        self, run: Callable[[list[Any]], Sequence[Any]], max_rows: int, max_wait: float, max_queue: int
+    ) -> None:
+        self._run, self.max_rows, self.max_wait, self.max_queue = run, max_rows, max_wait, max_queue
+        self.waiting: deque[tuple[Any, float, asyncio.Future[Any]]] = deque()  # with the time until which each waits
+        self._n_rows, self._is_running = 0, False
+        self._timer: asyncio.TimerHandle | None = None
 
+    async def submit(self, job: Any) -> Any:
+        """Return the result of a job, or raise its exception."""
+        if len(self.waiting) >= self.max_queue:
+            raise busy(f"{len(self.waiting)} requests are waiting already; try again later")
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        self.waiting.append((job, loop.time() + self.max_wait, future))
+        self._n_rows += job.n_rows
+        self._schedule(loop)
+        return await future
 
-class Metrics:
-    """Counters and histograms of Prometheus, in a registry of their own."""
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the next batch when it is full, or has waited long enough, and the one before is done."""
+        if self._is_running or not self.waiting:
+            return
+        if self._n_rows >= self.max_rows:
+            self._start(loop)
+        elif self._timer is None:
+            self._timer = loop.call_at(self.waiting[0][1], self._start, loop)
 
-    def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        seconds = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-        shares = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-        of_model: dict[str, Any] = {"labelnames": ["model"], "registry": registry}
-        self.requests = Counter("kcal_requests", "Requests", ["endpoint", "status"], registry=registry)
-        self.seconds = Histogram(
-            "kcal_request_seconds", "Time to answer", ["endpoint"], buckets=seconds, registry=registry
-        )
-        self.predictions = Counter(
-            "kcal_predictions", "Rows by most probable class", ["model", "class"], registry=registry
-        )
-        self.batch_rows = Histogram("kcal_batch_rows", "Rows of a batch", buckets=sizes, **of_model)
-        self.batch_requests = Histogram("kcal_batch_requests", "Requests of a batch", buckets=sizes, **of_model)
-        self.evidence = Histogram("kcal_evidence", "Evidence of rows, on request", buckets=shares, **of_model)
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._is_running = None, True
+        batch = [self.waiting.popleft()]
+        n_rows, key = batch[0][0].n_rows, batch[0][0].key
+        while self.waiting and (job := self.waiting[0][0]).key == key and n_rows + job.n_rows <= self.max_rows:
+            batch.append(self.waiting.popleft())
+            n_rows += job.n_rows
+        self._n_rows -= n_rows
+        running = loop.run_in_executor(None, self._run, [job for job, _, _ in batch])
+        running.add_done_callback(partial(self._finish, loop, [future for _, _, future in batch]))
 
-    def predicted(self, name: str, answers: Sequence[Answer]) -> None:
-        """Count a batch."""
-        self.batch_requests.labels(name).observe(len(answers))
-        self.batch_rows.labels(name).observe(sum(answer.job.n_rows for answer in answers))
-        for answer in answers:
-            codes, counts = np.unique(answer.scores.probs.argmax(axis=1), return_counts=True)
-            for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
-                self.predictions.labels(name, str(answer.job.predictor.classes[code])).inc(count)
-            if answer.scores.evidence is not None:
-                histogram = self.evidence.labels(name)
-                for value in answer.scores.evidence.tolist():
-                    histogram.observe(value)
+    def _finish(self, loop: Any, futures: list[asyncio.Future[Any]], running: asyncio.Future[Sequence[Any]]) -> None:
+        error = running.exception()
+        for future, result in zip(futures, [error] * len(futures) if error else running.result(), strict=True):
+            if future.done():  # the client left
+                continue
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+        self._is_running = False
+        self._schedule(loop)
 
 
 class ServedModel:
     """A model by its name: its predictor, which a new file or feedback replaces, its batches, record and learner."""
 
     def __init__(self, name: str, predictor: Predictor, settings: Settings, metrics: Metrics) -> None:
-        self.name, self.predictor, self._metrics = name, predictor, metrics
+        self.name, self._metrics = name, metrics
         self.batcher = Batcher(self._run, settings.max_batch, settings.max_wait, settings.max_queue)
         self.learner: Learner | None = None
-        folder = settings.store
-        if folder is None:
+        self._predictor = predictor
+        if settings.store is None:
             self.record = Record(settings.recent)
             return
-        path = folder / f"{name}.db" if folder.is_dir() else folder
-        state = f"{name}.monitor.json" if folder.is_dir() else f"{path.name}.monitor.json"
-        self.record = Record(settings.recent, path.with_name(state))
+        is_folder = settings.store.is_dir()
+        path = settings.store / f"{name}.db" if is_folder else settings.store
+        self.record = Record(settings.recent, path.with_name(f"{name if is_folder else path.name}.monitor.json"))
         self.record.restore(predictor.classes)
-        self.learner = Learner(path, settings.store_is_complete, self.record, self._use)
-        self.learner.start(predictor)
+        self.learner = Learner(path, settings.store_is_complete, self.record, predictor)
+        if self.learner.reason:
+            reason = f"but {name} does not learn from it: {self.learner.reason}"
+            logger.warning("feedback is kept for the monitors and the next fit, %s", reason)
+
+    @property
+    def predictor(self) -> Predictor:
+        """What answers now."""
+        return self._predictor if self.learner is None else self.learner.predictor
 
     def replace(self, predictor: Predictor) -> None:
         """Let another file answer; requests that wait are answered by the one that they were checked with."""
-        if self.learner is None:
-            self._use(predictor)
-        else:
+        self._predictor = predictor
+        if self.learner is not None:
             self.learner.start(predictor)
-
-    def _use(self, predictor: Predictor) -> None:
-        self.predictor = predictor
 
     def summary(self) -> Summary:
         """Return what the record says now."""
@@ -236,66 +267,53 @@ class ServedModel:
         }
 
     async def predict(
-        self, arrays: Arrays, outputs: Sequence[str], *, ids: list[str] | None = None, n_samples: int = 5
-    ) -> Answer:
-        """Return the predictions of a request; ``outputs`` are the names of those that it asks for."""
-        predictor = self.predictor
+        self, predictor: Predictor, arrays: Arrays, outputs: Sequence[str], ids: list[str] | None, n_samples: int
+    ) -> dict[str, NDArray[Any]]:
+        """Return the outputs that a request asks for, of inputs that ``predictor`` has checked."""
         known = [spec.name for spec in predictor.outputs]
         if unknown := [name for name in outputs if name not in known]:
             raise bad_request(f"the model has no output {unknown[0]!r}; its outputs are {', '.join(known)}")
-        checked = predictor.check(arrays)
-        n_rows = len(next(iter(checked.values())))
+        n_rows = len(next(iter(arrays.values())))
         if ids is not None and not len(ids) == len(set(ids)) == n_rows:
             raise bad_request(f"ids must be {n_rows} different ones, one for each row")
         if ids is None and "ids" in outputs:
             ids = [uuid.uuid4().hex for _ in range(n_rows)]
-        is_explained = "explanation" in outputs
-        if is_explained and n_rows > MAX_EXPLAINED:
+        if "explanation" in outputs and n_rows > MAX_EXPLAINED:
             raise bad_request(f"at most {MAX_EXPLAINED} rows can be explained in one request; got {n_rows}")
-        job = Job(predictor, checked, ids, "evidence" in outputs, n_samples if is_explained else None)
-        answer: Answer = await self.batcher.submit(job)
+        answer: dict[str, NDArray[Any]] = await self.batcher.submit(
+            Job(predictor, arrays, n_rows, ids, outputs, n_samples)
+        )
         return answer
 
     def _run(self, jobs: list[Job]) -> list[Any]:
         """Predict the rows of all jobs at once or, if the model cannot, one job after the other."""
+        first, predictor = jobs[0], jobs[0].predictor
+        arrays = first.arrays
+        if len(jobs) > 1:
+            arrays = {name: np.concatenate([job.arrays[name] for job in jobs]) for name in arrays}
         try:
             with without_warnings():  # about rows that the model was fitted on, or has learned since
-                answers = _predict(jobs)
+                scores = predictor.predict(arrays, evidence="evidence" in first.outputs)
+                ends = np.cumsum([job.n_rows for job in jobs]).tolist()
+                answers = [job.answer(scores[end - job.n_rows : end]) for job, end in zip(jobs, ends, strict=True)]
         except (KcalError, HTTPException) as error:
             if len(jobs) > 1:
                 return [result for job in jobs for result in self._run([job])]
             return [bad_request(str(error)) if isinstance(error, KcalError) else error]
-        for answer in answers:  # before the answer: whoever has it may send the label
-            predictor, scores = answer.job.predictor, answer.scores
-            given = (answer.job.ids, scores.probs, scores.evidence, scores.rows, predictor.version)
-            self.record.add(predictor.classes, *given)
-        self._metrics.predicted(self.name, answers)
+        ids = list[str | None]()
+        for job in jobs:
+            ids += job.ids or [None] * job.n_rows
+        self.record.add(predictor.classes, ids, scores, predictor.version)  # first: a label may follow the answer
+        self._metrics.count_batch(self.name, predictor, scores, len(jobs))
         return answers
 
     def close(self) -> None:
-        """Save the record, end the threads and close the store."""
+        """Save the record, end the thread and close the store."""
         if self.learner is not None:
             self.learner.close()
 
 
-def _predict(jobs: Sequence[Job]) -> list[Answer]:
-    """Return the answers of jobs of one key."""
-    first = jobs[0]
-    rows = {name: np.concatenate([job.arrays[name] for job in jobs]) for name in first.arrays}
-    scores = first.predictor.predict(rows if len(jobs) > 1 else first.arrays, evidence=first.evidence)
-    answers, start = [], 0
-    for job in jobs:
-        part = slice(start, start + job.n_rows)
-        start += job.n_rows
-        evidence = None if scores.evidence is None else scores.evidence[part]
-        own = Scores(scores.probs[part], evidence, {name: values[part] for name, values in scores.rows.items()})
-        texts = None if job.n_samples is None else job.predictor.explanations(own.rows, job.n_samples)
-        answers.append(Answer(job, own, texts))
-    return answers
-
-
-def _is_model(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and NAME.fullmatch(path.stem) is not None
+# All models
 
 
 class Service:
@@ -309,10 +327,11 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         settings.check()
-        self.settings, self.metrics = settings, Metrics()
+        self.settings = settings
         self.models: dict[str, ServedModel] = {}
         self.errors: dict[str, str] = {}
         """Why the latest file of a model was not loaded; the one before it stays in service."""
+        self.metrics = Metrics(self)
         self.tokens: list[Token] | None = None if settings.tokens is None else read_tokens(settings.tokens)
         self.is_loaded = False
         """Whether all files have been looked at."""
@@ -425,7 +444,6 @@ class Service:
                 else:
                     self.models[name] = ServedModel(name, predictor, self.settings, self.metrics)
             self.errors.pop(name, None)
-            logger.info("%s is served", name)
         except Exception as error:  # a damaged file must not stop the others
             is_known = isinstance(error, KcalError | OSError)
             text = str(error) if is_known else f"{path.name} cannot be loaded ({type(error).__name__})."

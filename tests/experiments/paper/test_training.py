@@ -100,8 +100,11 @@ def test_the_paper_s_settings() -> None:
     names = ("cifar10", "cifar100", "svhn", "isruc", "pn2017", "iiic")
     rates = {name: SETTINGS[name].learning_rate for name in names}
     assert rates == {"cifar10": 2e-4, "cifar100": 2e-4, "svhn": 2e-4, "isruc": 5e-3, "pn2017": 1e-2, "iiic": 1e-3}
-    assert {SETTINGS[name].epochs for name in names[:4]} == {50}
-    assert {(SETTINGS[name].warmup_epochs, SETTINGS[name].cooldown_epochs) for name in names[:4]} == {(3, 10)}
+    cosines = [SETTINGS[name] for name in names[:4]]
+    assert {(each.epochs, each.warmup_epochs, each.cooldown_epochs) for each in cosines} == {(40, 3, 10)}
+    assert {SETTINGS[name].keep for name in names} == {"last"}
+    optimizer = training.new_optimizer(torch.nn.Linear(2, 2), SETTINGS["pn2017"])
+    assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0, False)
     assert {SETTINGS[name].optimizer for name in names[:5]} == {"sgd"}
     assert {SETTINGS[name].weight_decay for name in names[:5]} == {1e-4}
     ecg, eeg = SETTINGS["pn2017"], SETTINGS["iiic"]
@@ -120,8 +123,8 @@ def test_the_cosine_is_that_of_timm() -> None:
     scheduler_of = pytest.importorskip("timm.scheduler").CosineLRScheduler
     settings = SETTINGS["cifar10"]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], settings.learning_rate)
-    reference = scheduler_of(optimizer, t_initial=50, lr_min=1e-5, warmup_t=3, warmup_lr_init=1e-5)
-    for epoch in range(60):
+    reference = scheduler_of(optimizer, t_initial=40, lr_min=1e-5, warmup_t=3, warmup_lr_init=1e-5)
+    for epoch in range(50):
         reference.step(epoch)
         assert cosine_rate(epoch, settings) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
 
@@ -139,18 +142,16 @@ def test_a_plateau_halves_the_rate_also_after_resuming(tmp_path: Path, monkeypat
     assert the_same(whole, parts)
 
 
-def test_the_best_validation_epoch_is_chosen_and_the_last_one_without_validation(tmp_path: Path) -> None:
-    data, settings = toy_data(), toy_settings("signal-resnet", epochs=4)
-    checkpoint = train(data, settings, tmp_path / "run.pt")
-    scores = [record["macro_f1"] for record in checkpoint.history]
-    assert checkpoint.chosen_epoch == 1 + int(np.argmax(scores))
-    assert checkpoint.chosen_score == max(scores)
-    stopped = train(data, settings, tmp_path / "stopped.pt", until=checkpoint.chosen_epoch)
-    assert all(torch.equal(stopped.network[name], checkpoint.chosen[name]) for name in stopped.network)
-    without = replace(data, parts=np.where(data.parts == 1, 2, data.parts).astype(np.int8))
-    last = train(without, settings, tmp_path / "without.pt")
+def test_the_last_epoch_is_kept_or_the_best_validation_epoch(tmp_path: Path) -> None:
+    data, settings = toy_data(), toy_settings("signal-resnet", epochs=4, keep="last")
+    last = train(data, settings, tmp_path / "last.pt")
     assert last.chosen_epoch == 4
     assert all(torch.equal(last.network[name], last.chosen[name]) for name in last.network)
+    best = train(data, replace(settings, keep="best"), tmp_path / "best.pt")
+    scores = [record["macro_f1"] for record in best.history]
+    assert (best.chosen_epoch, best.chosen_score) == (1 + int(np.argmax(scores)), max(scores))
+    stopped = train(data, settings, tmp_path / "stopped.pt", until=best.chosen_epoch)
+    assert all(torch.equal(stopped.network[name], best.chosen[name]) for name in stopped.network)
 
 
 def test_every_epoch_draws_other_samples_and_other_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

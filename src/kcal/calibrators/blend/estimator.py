@@ -13,32 +13,31 @@ from numpy.typing import NDArray
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     CalibratorState,
-    check_at_least_two,
+    Tags,
     check_two_parts,
     example_logits,
     fitted,
 )
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
-from kcal.calibrators.fit_warnings import warn_missing_classes, warn_without_errors
+from kcal.calibrators.fit_warnings import warn_fewer_than_classes, warn_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import compares_lengths, sorted_support
+from kcal.calibrators.kernel_model import compares_lengths
 from kcal.calibrators.logits import check_logits, columns_of, to_log_probs
-from kcal.calibrators.online import BandwidthRecord, Counters, SampleTable, check_updates, with_record
+from kcal.calibrators.online import BandwidthRecord, SampleTable, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import check_prior
-from kcal.errors import InvalidInputError, KcalWarning
-from kcal.kernels import size_of_rarest_class
+from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.kernels import sorted_support
 from kcal.modes import with_gradients
-from kcal.projection import UNTRAINED, frozen_copy, log_lengths, project
-from kcal.projection.recipes import FEATURES_OF_A_DIRECTION
-from kcal.samples import MAX_FOLDS, Samples, check_samples
+from kcal.projection import UNTRAINED, FastRecipe, frozen_copy, project
+from kcal.samples import MAX_FOLDS, Samples
 from kcal.threads import threads_for
 from kcal.validation import (
     ArrayKind,
     check_integer,
+    check_labels,
     column_names,
     parameter,
-    row_fingerprints,
     shown,
     warn_probabilities,
 )
@@ -113,7 +112,7 @@ class KCalBlend(KernelCalibrator):
     method: ClassVar[str] = "kcal-blend"
 
     _keeps_zero_weights: ClassVar[bool] = False
-    model_class = BlendModel
+    _model_class = BlendModel
     weights_ = fitted("weights")
     shares_ = fitted("shares")
     temperature_ = fitted("network.temperature")
@@ -153,35 +152,21 @@ class KCalBlend(KernelCalibrator):
         head = None if self.head is None else LinearHead.of(self.head, rows.shape[1])
         scores = self._check_logits(logits, rows, head, self.representation)
         if scores is not None:
+            check_not_swapped(rows, scores, y)
             classes = columns_of(y, logits, scores.shape, classes)
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
-        samples = check_samples(rows, y, logits=scores, **options)
-        check_at_least_two(samples.classes, type(self).__name__)
-        lengths = log_lengths(rows).cpu().numpy()
-        samples = replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths).select(samples.counted)
+        samples = self._check_samples(rows, rows, y, logits=scores, **options)
+        samples = samples.select(samples.counted)
         check_two_parts(samples)
-        if scores is None:
-            warn_missing_classes(samples.classes, samples.class_weights(), "Or pass logits=.")
-        else:
-            warn_without_errors(samples.logits, samples.codes)
-        metric = "unit" if rows.shape[1] >= FEATURES_OF_A_DIRECTION else "identity"
+        warn_calibration_set(samples)
+        metric = "unit" if FastRecipe().takes_directions(rows.shape[1]) else "identity"
         module = frozen_copy(UNTRAINED[metric](), samples.embeddings)
         options = {"metric": metric, "representation": self.representation}
         options["compares_lengths"] = compares_lengths(module, samples)
         points = replace(samples, embeddings=project(module, samples.embeddings))
         model = self._fit_points(points, module, head, **options)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
-        self._fit, self._table = (
-            Fit(
-                model=model,
-                classes=samples.classes,
-                fingerprints=np.sort(samples.fingerprints),
-                samples=samples.without_rows(),
-                counters=Counters.of(samples),
-                history=(bandwidth_record(model, samples, len(samples)),),
-            ),
-            None,
-        )
+        self._fit, self._table = Fit.of(model, samples, record_of(model, samples, len(samples))), None
         return self
 
     def partial_fit(
@@ -212,22 +197,21 @@ class KCalBlend(KernelCalibrator):
         return self._add(X, y, **given) if self.__sklearn_is_fitted__() else self.fit(X, y, **given)
 
     @property
-    def needs_logits_(self) -> bool:
-        """Whether it was fitted with logits, and so needs them to predict."""
-        model: Any = self._built().model
-        return bool(model.has_logits) and model.head is None
-
-    @property
-    def uses_logits(self) -> bool:
-        """Whether ``fit``, with the present parameters, takes logits: without a head."""
-        return self.head is None
+    def tags(self) -> Tags:
+        """What the calibrator takes and offers: logits without a head; to predict, if it was fitted with them."""
+        takes = needs = self.head is None
+        if self.__sklearn_is_fitted__():
+            model: Any = self._built().model
+            needs = bool(model.has_logits) and model.head is None
+        return replace(super().tags, takes_logits=takes, needs_logits=needs)
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         model: Any = self._latest().model
         parts = {name: f"{share:.0%}" for name, share in model.shares.items()}
         powers = {name: f"{weight:.2f}" for name, weight in model.weights.items()}
-        return {
+        network = {} if model.has_logits else {"network": "none: fitted without logits"}
+        return network | {
             "shares": ", ".join(f"{name} {text}" for name, text in parts.items()),
             "exponents of the pool": ", ".join(f"{name} {text}" for name, text in powers.items()),
             "temperature": f"{model.network.temperature:.3f}",
@@ -238,14 +222,14 @@ class KCalBlend(KernelCalibrator):
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
         rows = super().example_inputs(n_rows)
-        if self.needs_logits_:
+        if self.tags.needs_logits:
             rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.config["representation"])
         return rows
 
     def _check_logits(
         self, logits: Any, rows: torch.Tensor, head: LinearHead | None, representation: str, **known: Any
     ) -> torch.Tensor | None:
-        """Return the logits of rows, given or of the head, (n, n_classes); None if there are none."""
+        """Return the logits of rows, given or of the head, (n, n_classes); None without logits and head."""
         if head is not None:
             if logits is not None:
                 raise InvalidInputError("logits", "must be left out: the head computes them")
@@ -294,7 +278,7 @@ class KCalBlend(KernelCalibrator):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", KcalWarning)  # a prediction is not the place for warnings of a fit
                 model, is_due = self._fit_points(samples, model.estimate.projection, model.head, **config), False
-            history = with_record(history, bandwidth_record(model, samples, n_updates))
+            history = with_record(history, record_of(model, samples, n_updates))
         else:
             model = model.with_support(sorted_support(samples))
             if samples.logits is not None:  # the lowest may have been that of a forgotten sample
@@ -329,10 +313,37 @@ class KCalBlend(KernelCalibrator):
             raise InvalidInputError("representation", expected, got=shown(self.representation))
 
 
-def bandwidth_record(model: BlendModel, samples: Samples, n_updates: int) -> BandwidthRecord:
+def check_not_swapped(rows: torch.Tensor, scores: torch.Tensor, y: Any) -> None:
+    """Raise if ``X`` looks like the logits, and the logits do not: by their columns, and by the labels they predict."""
+    labels = check_labels(y, len(rows))
+    seen = np.unique(labels)
+    if scores.shape[1] == rows.shape[1] or not np.array_equal(seen, np.arange(rows.shape[1])):
+        return
+    right = [float((part.argmax(dim=1).cpu().numpy() == labels).mean()) for part in (rows, scores)]
+    if right[0] > right[1]:
+        expected = f"must have one column per class, {len(seen)} of them by the labels"
+        remedy = "X and logits look swapped: pass the embeddings as X."
+        raise InvalidInputError("logits", expected, got=f"{scores.shape[1]:,} columns", remedy=remedy)
+
+
+def warn_calibration_set(samples: Samples) -> None:
+    """Warn of samples that leave out what a blend needs, or that say little of it."""
+    weights = samples.class_weights()
+    if samples.logits is None:
+        warn(
+            "No logits were given: this blend knows nothing of the network. It is a kernel estimate, with a linear "
+            "layer on the embeddings.",
+            KcalWarning,
+            remedy="Pass logits=, or the network's last layer as head=.",
+        )
+        warn_missing_classes(samples.classes, weights, "Or pass logits=.")
+        return
+    if np.count_nonzero(weights) == 1:
+        warn_missing_classes(samples.classes, weights)
+    warn_fewer_than_classes(len(samples), samples.n_classes)
+    warn_without_errors(samples.logits, samples.codes)
+
+
+def record_of(model: BlendModel, samples: Samples, n_updates: int) -> BandwidthRecord:
     """Return the bandwidth of a fit, with the out-of-fold loss of the blend."""
-    size = size_of_rarest_class(samples.codes, samples.weights, samples.n_classes)
-    classes = tuple(samples.classes_seen)
-    counts: dict[str, Any] = {"n_samples": len(samples), "size": size, "n_classes": len(classes)}
-    counts |= {"n_updates": n_updates, "classes": classes}
-    return BandwidthRecord(model.estimate.bandwidth, "search", float(model.loss), **counts, metric=model.metric)
+    return bandwidth_record(samples, n_updates, model.estimate.bandwidth, "search", float(model.loss), model.metric)

@@ -8,24 +8,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, counts_of, log_estimate, log_scale_of
-from kcal.calibrators.blend.network import LeaveOut, fit_network
+from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, log_estimate
+from kcal.calibrators.blend.network import OtherSamples, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
-from kcal.calibrators.kernel_model import KernelModel, sorted_support
+from kcal.calibrators.kernel_model import KernelModel
 from kcal.calibrators.logits import to_log_probs
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
-from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
+from kcal.kernels import get_kernel, leave_out_rule, search_with_background, sorted_support
 from kcal.samples import Samples, cross_folds
 
 KERNEL = "rbf"
-BANDWIDTHS = tuple(0.04 * 2 ** (place / 2) for place in range(12))
-"""Bandwidths that are tried, in units of the root mean square distance of the samples from their mean."""
-BACKGROUNDS = (1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-"""Values of β that are tried."""
 POOL_SHARE = 1e-5
 """Background of the estimate in the pool, in units of the median count at a sample from the others."""
-BLOCK_ENTRIES = 2_000_000
-"""Numbers of class sums at once."""
 MAX_ENTRIES = 5_000_000
 """Samples × classes of out-of-fold predictions, at most: what is fitted on them has few parameters."""
 MAX_PRODUCTS = 3_000_000_000
@@ -57,25 +51,26 @@ def fit_blend(
     if samples.logits is not None:
         scores = to_log_probs(samples.logits, representation).cpu()
     groups = None if samples.groups is None else torch.from_numpy(samples.groups)
-    leave_out = LeaveOut(torch.from_numpy(samples.weights), groups)
+    others = OtherSamples(torch.from_numpy(samples.weights), groups)
     index = torch.from_numpy(samples.spread_index(max(MAX_ENTRIES // n_classes, 2)))
 
-    network, of_network = fit_network(scores, codes, leave_out, index)
+    network, of_network = fit_network(scores, codes, others, index)
     refit, of_refit = fit_refit(samples, points, scores, network.temperature, index.numpy(), folds, seed)
-    support = sorted_support(samples)
-    bandwidth, background = choose_bandwidth(support, samples, of_network, index, KERNEL)
+    own_probs = of_network.gather(1, codes[index, None])[:, 0]
+    bandwidth, background = search_with_background(
+        sorted_support(samples), index, own_probs, others.weights[index], kernel=get_kernel(KERNEL), keys=samples.keys()
+    )
     options: dict[str, Any] = {"bandwidth": bandwidth, "kernel": KERNEL, "compares_lengths": compares_lengths}
     estimate = KernelModel.of(projection, samples, points.shape[1], **options)
-    log_scale = log_scale_of(support, len(codes))
-    counts = leave_out_counts(estimate, samples, index, log_scale)
-    weights = leave_out.weights[index] * (len(codes) / len(index))
+    counts = leave_out_counts(estimate, samples, index)
+    weights = others.weights[index] * (len(codes) / len(index))
     combination = combine(of_network, of_refit, counts, background, codes[index], weights)
 
     centre = points.cpu().double().mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.probs(scores).mean(dim=0)
     tensors = combination | {
         "background": background,
-        "log_scale": log_scale,
+        "log_scale": estimate.support.log_mean_scale,
         "min_log_prob": scores.min(),
         "centre": centre,
         "radius": (points.cpu().double() - centre).norm(dim=1).max(),
@@ -135,39 +130,10 @@ def fit_refit(
     return axes.model(point, temperature, mean_penalty(shares), scores.shape[1]), out_of_fold
 
 
-def choose_bandwidth(
-    support: SortedSupport, samples: Samples, network: torch.Tensor, index: torch.Tensor, kernel: str
-) -> tuple[float, float]:
-    """Return b and β of the lowest leave-one-out log-loss of d on the samples of ``index``; ``network`` is their f."""
-    points = support.points.double()
-    spread = float((points - points.mean(dim=0)).square().sum(dim=1).mean().sqrt()) or 1.0
-    scale = spread / support.dimension**0.5  # kernels divide distances by √d
-    bandwidths = [scale * value for value in BANDWIDTHS]
-    prepared = PreparedSupport(support, bandwidths, get_kernel(kernel))
-    codes, weights = torch.from_numpy(samples.codes)[index], torch.from_numpy(samples.weights)[index]
-    place = torch.argsort(support.order).cpu()[index]
-    rule, losses = leave_out_rule(support, samples.keys()), torch.zeros(len(bandwidths), len(BACKGROUNDS))
-    log_scale = log_scale_of(support, len(samples.codes))
-    backgrounds = torch.tensor(BACKGROUNDS, dtype=torch.float64)[:, None]
-    step = max(BLOCK_ENTRIES // (len(bandwidths) * len(samples.classes)), 1)
-    for start in range(0, len(index), step):
-        block = slice(start, start + step)
-        rows = place[block].to(support.order.device)
-        sums = prepared.class_sums(support.points[rows], leave_out=rule.select(rows))
-        counts = counts_of(ClassSums(sums.sums.cpu().double(), sums.offsets.cpu().double()), log_scale)
-        label = codes[block, None]
-        own = counts.gather(2, label.expand(len(counts), -1, 1))  # (n_bandwidths, rows, 1)
-        mass, prior = counts.sum(dim=2), network[block].gather(1, label)[:, 0]
-        shares = (backgrounds * prior + own.transpose(1, 2)) / (backgrounds + mass[:, None])  # (…, n_backgrounds, rows)
-        losses -= shares.clamp_min(torch.finfo(torch.float64).tiny).log() @ weights[block]
-    best = int(losses.argmin())
-    return bandwidths[best // len(BACKGROUNDS)], BACKGROUNDS[best % len(BACKGROUNDS)]
-
-
-def leave_out_counts(estimate: KernelModel, samples: Samples, index: torch.Tensor, log_scale: float) -> torch.Tensor:
+def leave_out_counts(estimate: KernelModel, samples: Samples, index: torch.Tensor) -> torch.Tensor:
     """Return S at the samples of ``index`` from the others (of other groups), (n_index, n_classes), in float64."""
     support = estimate.support
     place = torch.argsort(support.order)[index.to(support.order.device)]
     rule = leave_out_rule(support, samples.keys()).select(place)
     sums = estimate.prepared.class_sums(support.points[place], leave_out=rule)
-    return counts_of(ClassSums(sums.sums.cpu().double(), sums.offsets.cpu().double()), log_scale)[0]
+    return sums.in_double().counts(support.log_mean_scale)[0]

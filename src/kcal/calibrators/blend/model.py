@@ -77,6 +77,7 @@ class BlendModel(CalibrationModel):
 
     holds_samples = True
     max_block_entries: ClassVar[int] = MAX_SUMS
+    shares_blocks: ClassVar[bool] = False
     exponents: torch.Tensor  # w, (3,), of network, refit and kernel estimate
     mixture: torch.Tensor  # λ, (4,), of the pool, network, refit and kernel estimate
     background: torch.Tensor  # β
@@ -143,7 +144,7 @@ class BlendModel(CalibrationModel):
         self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
     ) -> Experts:
         """Return the experts of class sums, points, embeddings and logits, which a head computes or are None."""
-        counts = counts_of(sums, self.log_scale)[0]
+        counts = sums.counts(self.log_scale)[0]
         log_probs = torch.zeros_like(counts)
         if self.has_logits:
             scores = required(logits, "logits") if self.head is None else self.head(rows)
@@ -208,7 +209,7 @@ class BlendModel(CalibrationModel):
 
     def with_support(self, support: SortedSupport) -> Self:
         """Return the model with other samples, without a reference of the evidence."""
-        log_scale = log_scale_of(support, len(support)) if len(support) else 0.0
+        log_scale = support.log_mean_scale if len(support) else 0.0
         changed = self.with_estimate(self.estimate.with_support(support))
         return changed.changed({"log_scale": torch.full_like(self.log_scale, log_scale)})
 
@@ -262,17 +263,7 @@ class LinearHead(CalibrationModel):
         return made.fill(**dict(zip(("weight", "bias"), parts, strict=False)))
 
 
-def counts_of(sums: ClassSums, log_scale: float | torch.Tensor) -> torch.Tensor:
-    """Return S, (n_bandwidths, n, n_classes), from class sums; ``log_scale`` makes numbers of samples of them."""
-    return (sums.sums * torch.exp(sums.offsets + log_scale)[:, None]).transpose(1, 2)
-
-
 def log_estimate(counts: torch.Tensor, network: torch.Tensor, background: float | torch.Tensor) -> torch.Tensor:
     """Return log d, (n, n_classes), of counts and the network's probabilities."""
     masses = background * network + counts
     return torch.log(masses / masses.sum(dim=1, keepdim=True))  # ONNX graphs drop the addition of a tiny constant
-
-
-def log_scale_of(support: SortedSupport, n_samples: float) -> float:
-    """Return the logarithm of the factor by which class sums of the support become numbers of samples."""
-    return float(torch.tensor(n_samples).log()) - support.log_total_weight

@@ -34,7 +34,7 @@ IMPOSSIBLE = -50.0
 
 
 @dataclass(frozen=True, eq=False)
-class LeaveOut:
+class OtherSamples:
     """Sums over the samples that a sample is predicted from: all others or, with groups, those of other groups."""
 
     weights: torch.Tensor  # (n,), what a sample counts
@@ -91,46 +91,46 @@ def average_factors(probs: torch.Tensor, factors: Iterable[torch.Tensor], weight
     """Return Σ_a v_a·(c_a·n, normalised), (n, n_classes); factors are n_strengths × (1 or n, n_classes)."""
     average = torch.zeros_like(probs)
     for factor, weight in zip(factors, weights.T, strict=True):
-        average = average + weight[:, None] * normalised(probs * factor)
+        average = average + weight[:, None] * as_shares(probs * factor)
     return average
 
 
-def normalised(masses: torch.Tensor) -> torch.Tensor:
+def as_shares(masses: torch.Tensor) -> torch.Tensor:
     """Return masses over their sum, (n, n_classes)."""
     return masses / masses.sum(dim=1, keepdim=True).clamp_min(torch.finfo(masses.dtype).tiny)
 
 
 def fit_network(
-    log_probs: torch.Tensor, codes: torch.Tensor, leave_out: LeaveOut, index: torch.Tensor
+    log_probs: torch.Tensor, codes: torch.Tensor, others: OtherSamples, index: torch.Tensor
 ) -> tuple[NetworkModel, torch.Tensor]:
     """Return the model of all samples, and f of the samples of ``index`` without themselves, (n_index, n_classes)."""
-    log_temperatures = LOG_TEMPERATURES + np.log(fit_temperature(log_probs, codes.numpy(), leave_out.weights.numpy()))
+    log_temperatures = LOG_TEMPERATURES + np.log(fit_temperature(log_probs, codes.numpy(), others.weights.numpy()))
     prior = -torch.from_numpy(penalty_and_slope(log_temperatures.numpy())[0])
-    places, own = _likely_temperatures(log_probs, codes, leave_out, log_temperatures, prior)
+    places, own = _likely_temperatures(log_probs, codes, others, log_temperatures, prior)
     log_temperatures, prior = log_temperatures[places], prior[places]
-    posterior = torch.softmax(leave_out.weights @ own + prior, dim=0)
-    others = torch.softmax(leave_out.sums(own, torch.arange(len(codes))) + prior, dim=1)
-    kept = (posterior > NEGLIGIBLE) | (others.amax(dim=0) > 10 * NEGLIGIBLE)
-    temperatures, weights = log_temperatures.exp()[kept], normalised(posterior[None, kept])
-    scaled = average_temperatures(log_probs, temperatures, normalised(others[:, kept]))
+    posterior = torch.softmax(others.weights @ own + prior, dim=0)
+    of_others = torch.softmax(others.sums(own, torch.arange(len(codes))) + prior, dim=1)
+    kept = (posterior > NEGLIGIBLE) | (of_others.amax(dim=0) > 10 * NEGLIGIBLE)
+    temperatures, weights = log_temperatures.exp()[kept], as_shares(posterior[None, kept])
+    scaled = average_temperatures(log_probs, temperatures, as_shares(of_others[:, kept]))
 
     counted = torch.nn.functional.one_hot(codes, log_probs.shape[1]).to(scaled)
-    shown, expected = (leave_out.sums(values, index).clamp_min(0.0) for values in (counted, scaled))
+    shown, expected = (others.sums(values, index).clamp_min(0.0) for values in (counted, scaled))
     chosen = scaled[index]
     factors = _Factors(shown, expected)  # of each strength, (n_index, n_classes)
-    own_probs = torch.stack([_own(normalised(chosen * factor), codes[index]) for factor in factors])
-    losses = own_probs.clamp_min(torch.finfo(torch.float64).tiny).log() @ leave_out.weights[index]
+    own_probs = torch.stack([_own(as_shares(chosen * factor), codes[index]) for factor in factors])
+    losses = own_probs.clamp_min(torch.finfo(torch.float64).tiny).log() @ others.weights[index]
     posterior = torch.softmax(losses * (len(codes) / len(index)), dim=0)
     out_of_fold = average_factors(chosen, factors, posterior[None])
     kept = posterior > NEGLIGIBLE
-    totals = [leave_out.weights @ values for values in (counted, scaled)]
+    totals = [others.weights @ values for values in (counted, scaled)]
     of_all = (totals[0] + STRENGTHS[kept, None]) / (totals[1] + STRENGTHS[kept, None])
     sizes = {"n_temperatures": len(temperatures), "n_strengths": len(of_all), "n_classes": log_probs.shape[1]}
     model = NetworkModel(**sizes).fill(
         temperatures=temperatures,
         temperature_weights=weights[0],
         factors=of_all,
-        factor_weights=normalised(posterior[None, kept])[0],
+        factor_weights=as_shares(posterior[None, kept])[0],
     )
     return model, out_of_fold
 
@@ -149,7 +149,7 @@ class _Factors:
 def _likely_temperatures(
     log_probs: torch.Tensor,
     codes: torch.Tensor,
-    leave_out: LeaveOut,
+    others: OtherSamples,
     log_temperatures: torch.Tensor,
     prior: torch.Tensor,
 ) -> tuple[list[int], torch.Tensor]:
@@ -167,8 +167,8 @@ def _likely_temperatures(
         for place in outwards:
             found[place] = own_at(place)
             rise = (found[place] - found[middle])[:, None]
-            without_one = leave_out.sums(rise, everyone).max()
-            if max(without_one, leave_out.weights @ rise[:, 0]) + prior[place] - prior[middle] < IMPOSSIBLE:
+            without_one = others.sums(rise, everyone).max()
+            if max(without_one, others.weights @ rise[:, 0]) + prior[place] - prior[middle] < IMPOSSIBLE:
                 break
     places = sorted(found)
     return places, torch.stack([found[place] for place in places], dim=1)
