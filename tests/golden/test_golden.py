@@ -10,8 +10,8 @@ from .write import GOLDEN
 
 TOLERANCE, SINGLE_TOLERANCE, SOLVER_TOLERANCE = 1e-10, 1e-6, 1e-5
 OF_COMMANDS = tuple(f"commands: {name}/blend" for name in ("fit", "predict", "evaluate"))
-SOLVERS = ("beta", "blend", "dircal", "gp", "iop", "platt", "sms", "spline", "kcal-learned: projection/last")
-SOLVERS += ("dispatched: dispatched/kcal-blend", *OF_COMMANDS)
+SOLVERS = ("beta", "blend", "dircal", "gp", "iop", "matrix", "platt", "sms", "spline", "kcal-learned: projection/last")
+SOLVERS += ("two-inputs: refit", "dispatched: dispatched/kcal-blend", *OF_COMMANDS)
 """Cases fitted by iterations that stop at a tolerance, or by ill-conditioned equations: rounding errors, which differ
 between processors and versions of libraries, move them by more than 1e-10."""
 ILL_CONDITIONED = {"sms: sms/masked/log": 1e-4}
