@@ -226,6 +226,17 @@ def cross_folds(codes: Index, groups: Index | None, n_folds: int, seed: int) -> 
     return fold_codes(codes, min(n_folds, len(np.unique(groups))), groups, seed)
 
 
+def random_folds(codes: Index, groups: Index | None, n_folds: int, seed: int) -> Index:
+    """Return the fold of each row, (n,), at random or by whole groups; as many folds as there can be.
+
+    Where folds are stratified by class, a model that has learned the class frequencies of the others finds the same
+    ones in the fold that it predicts. That is too favourable where samples per class are few.
+    """
+    if groups is not None:
+        return cross_folds(codes, groups, n_folds, seed)
+    return _spread(np.random.default_rng(seed).permutation(len(codes)), min(n_folds, len(codes)))
+
+
 def stratified_folds(codes: Index, n_folds: int, seed: int) -> Index:
     """Return the fold of each row, (n,): random, each class spread evenly.
 

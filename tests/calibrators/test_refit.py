@@ -95,3 +95,25 @@ def test_layer_is_an_average_by_out_of_fold_likelihood() -> None:
     kept = np.where(shares > 1e-3, shares, 0)
     expected = np.tensordot(kept / kept.sum(), layers, 1)
     np.testing.assert_allclose(found.weights_, expected, rtol=0.02, atol=0.002)  # the folds are solved roughly
+
+
+@pytest.mark.parametrize("n_per_class", [2, 4])
+def test_chance_frequencies_of_many_classes_are_not_learned(n_per_class: int) -> None:
+    """The network is right on average, and the embeddings are noise: only counts could be learned."""
+    generator = np.random.default_rng(5)
+    n_classes = 60
+
+    def draw(n: int) -> tuple[Any, Any, Any]:
+        logits = 1.5 * generator.normal(size=(n, n_classes))
+        labels = (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+        return generator.normal(size=(n, 4)), labels, logits
+
+    embeddings, labels, logits = draw(n_per_class * n_classes)
+    new, truth, new_logits = draw(5_000)
+    classes = np.arange(n_classes)
+    fitted = LastLayerRefit().fit(embeddings, labels, logits=logits, classes=classes)
+    losses = [
+        label_loss(log_probs, truth, np.ones(len(truth))) / len(truth)
+        for log_probs in (fitted.predict_log_proba(new, logits=new_logits), log_softmax(new_logits, axis=1))
+    ]
+    assert losses[0] < losses[1] + 0.02

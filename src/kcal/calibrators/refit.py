@@ -12,6 +12,7 @@ lower prior: one λ alone would be a matter of chance where several fit about as
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import log
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from kcal.calibrators.logits import (
 )
 from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import DEVIATION, fit_temperature
-from kcal.samples import Floats, Index, Samples, cross_folds
+from kcal.samples import Floats, Index, Samples, random_folds
 from kcal.validation import check_number, parameter
 
 FOLDS = 5
@@ -37,7 +38,9 @@ PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
 PRIOR_STEP = 0.5
 """Logarithm by which a penalty is more probable than the next weaker one, before any sample."""
 NEGLIGIBLE = 1e-3
-"""Share below which a penalty is left out of the average; weaker ones are then not tried."""
+"""Share below which a penalty is left out of the average."""
+MAX_LOSS_RATIO = 1.1
+"""Ratio to the lowest out-of-fold loss above which weaker penalties are not tried; the loss may have two minima."""
 COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
 MAX_FEATURES = 256
@@ -92,7 +95,7 @@ class LastLayerRefit(LogitCalibrator):
     ----------
     penalty : "cv" or float
         λ; "cv" averages the solutions of 1,000 to 0.01, in steps of √10, each with its share of the likelihood in
-        5-fold cross-validation, stratified by class, or by whole groups.
+        5-fold cross-validation, at random or by whole groups.
     representation, seed
         As in :class:`TemperatureScaling`; the seed is that of the folds.
 
@@ -122,7 +125,7 @@ class LastLayerRefit(LogitCalibrator):
         temperature = fit_temperature(log_probs, samples.codes, weights)
         problem = RidgeProblem(log_probs / temperature, axes.features(embeddings), samples.codes, weights)
         if self.penalty == "cv":
-            shares, _ = cross_fit(problem, cross_folds(samples.codes, samples.groups, FOLDS, self.seed))
+            shares, _ = cross_fit(problem, random_folds(samples.codes, samples.groups, FOLDS, self.seed))
         else:
             shares = {float(self.penalty): 1.0}
         point = solve_average(problem, shares, FINE)
@@ -217,31 +220,38 @@ class RidgeProblem:
         return np.asarray(solution / scales)
 
 
-def cross_fit(problem: RidgeProblem, fold_of: Index) -> tuple[dict[float, float], torch.Tensor]:
+def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> tuple[dict[float, float], torch.Tensor]:
     """Return the share of each λ, and log-probabilities of each sample from the average without its fold.
 
-    The shares are proportional to the out-of-fold likelihoods times the prior. Single precision is enough to compare.
+    The shares are proportional to the out-of-fold likelihoods times the prior; with ``mixed``, to those of the even
+    mixture of refit and scaled network. Single precision is enough to compare.
     """
     problem, log_weights, scores = problem.in_single(), torch.empty(0, dtype=torch.float64), []
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
     points = [problem.start] * len(folds)
     curvatures = [problem.rows(inside).curvatures() for _, inside in folds]
+    weights, of_network = torch.from_numpy(problem.weights), own_log_probs(problem.base, problem.codes)
     for place, penalty in enumerate(PENALTIES):
         out_of_fold = torch.empty_like(problem.base)
         for fold, (outside, inside) in enumerate(folds):
             points[fold] = problem.rows(inside).solve(penalty, points[fold], COARSE, curvatures[fold])
             out_of_fold[outside] = problem.rows(outside).scores(points[fold])
-        own = torch.log_softmax(out_of_fold, dim=1)[np.arange(len(fold_of)), problem.codes].double()
-        log_weight = own @ torch.from_numpy(problem.weights) - PRIOR_STEP * place
+        own = own_log_probs(out_of_fold, problem.codes)
+        log_weight = (torch.logaddexp(own, of_network) - log(2) if mixed else own) @ weights - PRIOR_STEP * place
         scores.append(out_of_fold)
         log_weights = torch.cat([log_weights, log_weight[None]])
-        if log_weight < log_weights.max() + np.log(NEGLIGIBLE):
+        if log_weight < min(log_weights.max() + log(NEGLIGIBLE), MAX_LOSS_RATIO * log_weights.max()):
             break
     posterior = torch.softmax(log_weights, dim=0)
     kept = torch.where(posterior > NEGLIGIBLE, posterior, 0.0)
     shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=False) if share}
     average = torch.tensordot((kept / kept.sum()).float(), torch.stack(scores), 1)
     return shares, torch.log_softmax(average.double(), dim=1)
+
+
+def own_log_probs(scores: torch.Tensor, codes: Index) -> torch.Tensor:
+    """Return the logarithm of the softmax of the class of each row, (n,)."""
+    return torch.log_softmax(scores, dim=1)[np.arange(len(codes)), codes].double()
 
 
 def solve_average(problem: RidgeProblem, shares: dict[float, float], tolerance: float) -> Floats:

@@ -15,7 +15,7 @@ from kcal.calibrators.kernel_model import KernelModel
 from kcal.calibrators.logits import to_log_probs
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.kernels import get_kernel, leave_out_rule, search_with_background, sorted_support
-from kcal.samples import Samples, cross_folds
+from kcal.samples import Samples, random_folds
 
 KERNEL = "rbf"
 POOL_SHARE = 1e-5
@@ -121,7 +121,7 @@ def fit_refit(
     problem = RidgeProblem(scores / temperature, features, samples.codes, samples.weights)
     some = problem.rows(index)
     groups = None if samples.groups is None else samples.groups[index]
-    shares, out_of_fold = cross_fit(some, cross_folds(some.codes, groups, folds, seed))
+    shares, out_of_fold = cross_fit(some, random_folds(some.codes, groups, folds, seed), mixed=True)
     if features.numel() * scores.shape[1] > MAX_PRODUCTS:
         problem = some
     is_large = problem.features.numel() * scores.shape[1] > MAX_DOUBLE_PRODUCTS
