@@ -134,6 +134,21 @@ def test_arrays_serve_as_a_loader_does(method: str, kind: Any, trained: Trained)
             CalibratedClassifier(trained.network, method).fit(X, y, classes=NAMES)
 
 
+def test_second_input_is_not_taken_for_labels() -> None:
+    class Masked(nn.Linear):
+        def forward(self, points: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(points if mask is None else points * mask)
+
+    torch.manual_seed(0)
+    points, mask = torch.randn(90, 6), (torch.rand(90, 6) < 0.5).float()
+    model = CalibratedClassifier(Masked(6, 3), "ts").fit((points, mask), torch.arange(90) % 3)
+    with pytest.raises(InvalidInputError, match="second part of shape"):
+        model.predict_proba((points, mask))
+    by_name = model.predict_proba({"points": points, "mask": mask})
+    np.testing.assert_allclose(by_name, model(points, mask).detach(), atol=1e-6)
+    np.testing.assert_array_equal(model.predict_proba([((points, mask), None)]), by_name)
+
+
 def test_what_a_method_does_not_use_is_an_error(trained: Trained) -> None:
     model = CalibratedClassifier(trained.network, "ts")
     with pytest.raises(InvalidInputError, match=r"^groups must be left out: method ts"):
