@@ -20,6 +20,7 @@ from torch import nn
 from kcal.calibrators import (
     Calibrator,
     Explanation,
+    KCal,
     PredictionModule,
     fit_on,
     make_calibrator,
@@ -161,7 +162,7 @@ class CalibratedClassifier(nn.Module):
         training = None
         if train_loader is not None:
             training = with_names(self.outputs(train_loader), classes)
-        if classes is None and calibration.logits is not None and calibrator.inputs == "embeddings":
+        if classes is None and calibration.logits is not None and isinstance(calibrator, KCal):
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)
