@@ -166,7 +166,7 @@ MEASURING = {
     "no_intervals": Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")],
 }
 
-Served = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote, or a folder of them.")]
+Served = Annotated[Path, _input("MODEL", "A file that kcal fit wrote, or a folder of them.")]
 Network = Annotated[
     File, _main("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)")
 ]
