@@ -24,14 +24,16 @@ def served(monkeypatch):
 
 def test_options_reach_the_service(run, served, tmp_path):
     model = tmp_path / "model.kcal"
+    network = tmp_path / "n.onnx"
     model.touch()
+    network.touch()
     words = "--port 0 --max-batch 8 --max-wait-ms 1.5 --max-queue 9 --max-body-mb 0.5 --recent 7 --store f.db"
-    assert run("serve", str(model), *words.split(), "--network", "n.onnx").exit_code == 0
+    assert run("serve", str(model), *words.split(), "--network", network).exit_code == 0
     (settings,) = served
     assert (settings.path, settings.host, settings.port, str(settings.store)) == (model, "127.0.0.1", 0, "f.db")
     assert (settings.max_batch, settings.max_wait, settings.max_queue, settings.recent) == (8, 0.0015, 9, 7)
     assert settings.max_body == 2**19
-    assert str(settings.network) == "n.onnx"
+    assert settings.network == network
 
 
 def test_a_complete_store_must_be_given_and_have_samples(run, model, tmp_path):
@@ -39,6 +41,11 @@ def test_a_complete_store_must_be_given_and_have_samples(run, model, tmp_path):
     store = ("--store", str(tmp_path / "new.db"))
     result = run("serve", model, "--port", "0", "--complete-store", *store, code=1)
     assert "must have samples" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("option", ["--network", "--tokens"])
+def test_files_of_options_must_exist(run, model, option):
+    assert f"'{option}': path 'missing' does not exist" in run("serve", model, option, "missing", code=2).stderr
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-1", "much"])
