@@ -195,6 +195,7 @@ def test_a_single_sample_or_group_has_no_intervals_and_a_warning_says_so(run, tm
     ("words", "message"),
     [
         ("evaluate model.kcal", "needs DATA"),
+        ("evaluate calibration.npz test.npz", "leave DATA out"),
         ("evaluate test.npz --allow-overlap", "--allow-overlap"),
         ("evaluate model.kcal test.npz --no-intervals --resamples 50", "--no-intervals"),
         ("evaluate model.kcal test.npz --no-intervals --groups ids", "--no-intervals"),
