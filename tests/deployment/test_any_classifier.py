@@ -89,6 +89,21 @@ def test_one_logit_is_a_binary_classifier(method: Any, change: Any, trained: Tra
     assert CalibratedClassifier(network, method).fit(model.outputs([(points, labels > 1)])).classes_.tolist() == [0, 1]
 
 
+def test_one_sigmoid_says_to_leave_it_out() -> None:
+    torch.manual_seed(0)
+    points, labels = torch.randn(90, 4), torch.arange(90) % 2
+    network = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    with pytest.raises(InvalidInputError, match="return the logits"):
+        CalibratedClassifier(network).fit(points, labels)
+    method = TemperatureScaling(representation="probabilities")
+    with pytest.raises(InvalidInputError, match=r"^network .*Leave out its sigmoid"):
+        CalibratedClassifier(network, method).fit(points, labels)
+    both = Wrapped(network, lambda probs: torch.cat([1 - probs, probs], dim=1))
+    logit = CalibratedClassifier(network[0], "ts").fit(points, labels)
+    probs = CalibratedClassifier(both, method).fit(points, labels)(points)
+    torch.testing.assert_close(probs, logit(points), atol=1e-5, rtol=0)
+
+
 def test_several_labels_per_sample_are_not_supported(trained: Trained) -> None:
     points, labels = calibration_set(trained)
     several = torch.stack([labels > 1, labels % 2 == 0, labels == 3, labels == 0], dim=1).float()
