@@ -435,7 +435,9 @@ def _vector(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
     if array.ndim != 1:
         remedy = f"Pass {name}.ravel()." if array.shape[1:] == (1,) else ""
         if array.ndim == 2 and not remedy and name.endswith(("y", "labels")):
-            remedy = f"Pass {name}.argmax(axis=1) of one-hot rows."
+            remedy = (
+                f"Pass {name}.argmax(axis=1) of one-hot rows. Of several labels per sample, fit one calibrator each."
+            )
         raise InvalidInputError(name, "must be one-dimensional", got=f"shape {array.shape}", remedy=remedy)
     if len(array) != n_samples:
         got = f"{len(array)} entries for {n_samples} samples (inconsistent numbers of samples)"

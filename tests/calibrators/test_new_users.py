@@ -73,6 +73,12 @@ def test_whole_numbers_as_floats_are_labels(calibrator):
     assert fitted.score(rows + 0.01, LABELS.astype(float), **new) > 0.5
 
 
+@pytest.mark.parametrize("calibrator", [kcal.TemperatureScaling(), KCal()])
+def test_several_labels_per_sample_name_the_way(calibrator):
+    with pytest.raises(InvalidInputError, match=r"^y must be one-dimensional.*several labels.*one calibrator each"):
+        calibrator.fit(LOGITS, LABELS[:, None] == [0, 1, 2])
+
+
 def test_nan_raises_in_predictions_and_modules():
     fitted = KCal(projection="unit").fit(EMBEDDINGS, LABELS)
     rows = EMBEDDINGS[:2] + 1

@@ -75,6 +75,7 @@ def test_inputs_of_no_class_can_be_given(run, tasks, tmp_path):
         (["bench", "tasks", "--splits", "0"], 2, "--splits"),
         (["task", "new.npz", "--train", "train.npz"], 2, "both --train and --pool"),
         (["task", "new.npz", "--train", "train.npz", "--pool", "pool.npz", "--share", "2"], 2, "between 0 and 1"),
+        (["task", "missing.npz"], 2, "NAME.npz does not exist; got missing.npz"),
         (["task", "train.npz"], 1, "train.npz: pool_embeddings is missing"),
         (
             ["task", "train.npz", "--train", "train.npz", "--pool", "pool.npz"],

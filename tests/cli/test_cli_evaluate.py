@@ -61,6 +61,11 @@ def test_the_table_has_values_and_intervals_at_any_width(
     assert run("evaluate", model, test_set, "--quiet").stdout == ""
 
 
+def test_the_blend_is_called_as_its_class(run, calibration, test_set):
+    output = run("compare", calibration, test_set, "--methods", "kcal-blend", "--no-intervals").stdout
+    assert kcal.KCalBlend.__name__ in output
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
 def test_every_format_gives_the_same_figures(run, model, test_set, tmp_path, suffix):
     arrays, data = blobs(60, 2), tmp_path / f"data{suffix}"
@@ -190,6 +195,7 @@ def test_a_single_sample_or_group_has_no_intervals_and_a_warning_says_so(run, tm
     ("words", "message"),
     [
         ("evaluate model.kcal", "needs DATA"),
+        ("evaluate calibration.npz test.npz", "leave DATA out"),
         ("evaluate test.npz --allow-overlap", "--allow-overlap"),
         ("evaluate model.kcal test.npz --no-intervals --resamples 50", "--no-intervals"),
         ("evaluate model.kcal test.npz --no-intervals --groups ids", "--no-intervals"),

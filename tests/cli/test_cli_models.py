@@ -46,7 +46,7 @@ def test_a_wrong_option_of_compress_is_named(run, model, options, message):
 
 def test_fewer_points_than_asked_for_are_a_warning(run, model):
     result = run("compress", model, "--size", 40, "--min-cluster-size", 1000, "-o", "small.kcal")
-    assert result.stderr.startswith("warning: There are 3 support points, not 40: --min-cluster-size 1000")
+    assert result.stderr.startswith("warning: There are 3 support points, below --size 40: --min-cluster-size 1000")
     words = ("compress", model, "--size", 9, "--min-cluster-size", 5, "-m", "herding", "-o", "s.kcal")
     assert "--method kmeans" in run(*words, code=2).stderr
 

@@ -24,13 +24,16 @@ def served(monkeypatch):
 
 def test_options_reach_the_service(run, served, tmp_path):
     model = tmp_path / "model.kcal"
+    network = tmp_path / "n.onnx"
+    model.touch()
+    network.touch()
     words = "--port 0 --max-batch 8 --max-wait-ms 1.5 --max-queue 9 --max-body-mb 0.5 --recent 7 --store f.db"
-    assert run("serve", str(model), *words.split(), "--network", "n.onnx").exit_code == 0
+    assert run("serve", str(model), *words.split(), "--network", network).exit_code == 0
     (settings,) = served
     assert (settings.path, settings.host, settings.port, str(settings.store)) == (model, "127.0.0.1", 0, "f.db")
     assert (settings.max_batch, settings.max_wait, settings.max_queue, settings.recent) == (8, 0.0015, 9, 7)
     assert settings.max_body == 2**19
-    assert str(settings.network) == "n.onnx"
+    assert settings.network == network
 
 
 def test_a_complete_store_must_be_given_and_have_samples(run, model, tmp_path):
@@ -40,15 +43,35 @@ def test_a_complete_store_must_be_given_and_have_samples(run, model, tmp_path):
     assert "must have samples" in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("option", ["--network", "--tokens"])
+def test_files_of_options_must_exist(run, model, option):
+    assert f"'{option}': path 'missing' does not exist" in run("serve", model, option, "missing", code=2).stderr
+
+
 @pytest.mark.parametrize("value", ["inf", "nan", "-1", "much"])
-def test_limits_are_finite_numbers(run, value):
+def test_limits_are_finite_numbers(run, model, value):
     for option in ("--max-body-mb", "--max-wait-ms"):
-        assert option in run("serve", "model.kcal", option, value, code=2).stderr
+        assert option in run("serve", model, option, value, code=2).stderr
 
 
-def test_a_missing_extra_says_how_to_install_it(run, tmp_path, monkeypatch):
+def test_a_missing_model_is_told_before_torch_is_imported():
+    code = """
+import sys
+from kcal.cli import main
+sys.argv[1:] = ["serve", "missing.kcal"]
+try:
+    main()
+except SystemExit as stop:
+    print(stop.code, "torch" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["2", "False"]
+    assert "'missing.kcal' does not exist" in found.stderr
+
+
+def test_a_missing_extra_says_how_to_install_it(run, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    result = run("serve", str(tmp_path / "model.kcal"), code=1)
+    result = run("serve", model, code=1)
     assert "pip install 'kcal[serve]'" in result.stderr
 
 

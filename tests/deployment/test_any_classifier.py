@@ -89,6 +89,21 @@ def test_one_logit_is_a_binary_classifier(method: Any, change: Any, trained: Tra
     assert CalibratedClassifier(network, method).fit(model.outputs([(points, labels > 1)])).classes_.tolist() == [0, 1]
 
 
+def test_one_sigmoid_says_to_leave_it_out() -> None:
+    torch.manual_seed(0)
+    points, labels = torch.randn(90, 4), torch.arange(90) % 2
+    network = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    with pytest.raises(InvalidInputError, match="return the logits"):
+        CalibratedClassifier(network).fit(points, labels)
+    method = TemperatureScaling(representation="probabilities")
+    with pytest.raises(InvalidInputError, match=r"^network .*Leave out its sigmoid"):
+        CalibratedClassifier(network, method).fit(points, labels)
+    both = Wrapped(network, lambda probs: torch.cat([1 - probs, probs], dim=1))
+    logit = CalibratedClassifier(network[0], "ts").fit(points, labels)
+    probs = CalibratedClassifier(both, method).fit(points, labels)(points)
+    torch.testing.assert_close(probs, logit(points), atol=1e-5, rtol=0)
+
+
 def test_several_labels_per_sample_are_not_supported(trained: Trained) -> None:
     points, labels = calibration_set(trained)
     several = torch.stack([labels > 1, labels % 2 == 0, labels == 3, labels == 0], dim=1).float()
@@ -132,6 +147,21 @@ def test_arrays_serve_as_a_loader_does(method: str, kind: Any, trained: Trained)
     for X, y, name in ((points[:5], labels, "X"), (points, np.array(["eel"] * 240), "y"), ("images", labels, "X")):
         with pytest.raises(InvalidInputError, match=rf"^{name} "):
             CalibratedClassifier(trained.network, method).fit(X, y, classes=NAMES)
+
+
+def test_second_input_is_not_taken_for_labels() -> None:
+    class Masked(nn.Linear):
+        def forward(self, points: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(points if mask is None else points * mask)
+
+    torch.manual_seed(0)
+    points, mask = torch.randn(90, 6), (torch.rand(90, 6) < 0.5).float()
+    model = CalibratedClassifier(Masked(6, 3), "ts").fit((points, mask), torch.arange(90) % 3)
+    with pytest.raises(InvalidInputError, match="second part of shape"):
+        model.predict_proba((points, mask))
+    by_name = model.predict_proba({"points": points, "mask": mask})
+    np.testing.assert_allclose(by_name, model(points, mask).detach(), atol=1e-6)
+    np.testing.assert_array_equal(model.predict_proba([((points, mask), None)]), by_name)
 
 
 def test_what_a_method_does_not_use_is_an_error(trained: Trained) -> None:

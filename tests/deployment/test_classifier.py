@@ -370,11 +370,14 @@ def test_unfitted_classifier_says_so(trained: Trained, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_class_without_samples_keeps_its_column(trained: Trained, outputs: kcal.ClassifierOutputs) -> None:
+@pytest.mark.parametrize("method", [KCal(projection="identity"), kcal.KCalLogits(projection="identity")])
+def test_class_without_samples_keeps_its_column(
+    method: KCal, trained: Trained, outputs: kcal.ClassifierOutputs
+) -> None:
     rows = np.flatnonzero(outputs.labels != 1)
     some = kcal.ClassifierOutputs(outputs.embeddings[rows], outputs.logits[rows], outputs.labels[rows])
     with pytest.warns(kcal.MissingClassWarning):
-        fitted = CalibratedClassifier(trained.network, KCal(projection="identity")).fit(some)
+        fitted = CalibratedClassifier(trained.network, method).fit(some)
     assert fitted(trained.points).shape == (60, 4)
     assert fitted.classes_.tolist() == [0, 1, 2, 3]
 

@@ -149,3 +149,10 @@ def test_subgroups_have_accuracy_confidence_and_interval(n_subgroups):
     assert texts[1] == f"{100 * found.error[0]:.2f} [{low:.2f}, {high:.2f}]"
     assert ax.get_yticklabels()[0].get_text().startswith(f"0 ({found.counts[0]})")
     assert boxes_inside(ax.figure, [ax.title, ax.get_legend(), ax.xaxis.label, *ax.texts, *ax.get_yticklabels()])
+
+
+def test_subgroups_that_are_alike_have_ticks_that_differ():
+    probs, labels = np.tile([0.9, 0.1], (1000, 1)), np.arange(1000) % 10 == 0
+    ax = subgroup_plot(evaluate(probs, labels, by=np.arange(1000) < 505, resamples=20))
+    ticks = [label.get_text() for label in ax.get_xticklabels()]
+    assert len(set(ticks)) == len(ticks)

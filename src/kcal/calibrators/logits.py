@@ -55,7 +55,7 @@ LENGTHS = ("n_bins", "n_folds", "n_points")
 """Lengths that a summary shows."""
 MAX_PENALTY = 1e12
 MAX_BINS = 100_000
-NAME_COLUMNS = "Pass fit(..., classes=...) with the label of every column, in order."
+NAME_COLUMNS = "Pass classes= with the label of every column, in order."
 
 
 class Buffer(tuple[int | str, ...]):

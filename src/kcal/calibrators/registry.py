@@ -115,7 +115,7 @@ METHODS: dict[str, Method] = {
         Method("kcal-paper", partial(KCal, **PUBLISHED), "KCal as published", cost=SLOW),
         Method("kcal-linear", partial(KCal, projection="linear"), "KCal with a linear projection", cost=4),
         Method("kcal-logits", KCalLogits, "KCal on logits", cost=3),
-        Method("kcal-blend", KCalBlend, "KCal blended with the network", cost=7),
+        Method("kcal-blend", KCalBlend, "KCalBlend", cost=7),
     )
 }
 

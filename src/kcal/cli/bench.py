@@ -106,6 +106,7 @@ def task(
     check_options(
         (given and not (train or pool), f"{given} would have no effect: a task is made from --train and --pool."),
         (bool(train) != bool(pool), "a task is made from both --train and --pool; with neither, NAME.npz is checked."),
+        (train is None and not path.exists(), f"NAME.npz does not exist; got {path}."),
     )
     for option, value in (("--share", share), ("--group-share", group_share)):
         check_options((value is not None and not 0 < value < 1, f"{option} must be between 0 and 1; got {value}."))

@@ -45,7 +45,11 @@ def evaluate(
     [green]kcal evaluate after.csv --labels labels.npy --before before.csv[/]
     """
     no_model = shared["allow_overlap"] or shared["logits"]
+    alone = (
+        f"{model} is no model; to evaluate probabilities, leave DATA out: kcal evaluate {model} --labels {data}:NAME."
+    )
     check_options(
+        (data and model.suffix in (".npz", ".npy", ".parquet", ".csv"), alone),
         (not data and model.suffix in (".kcal", ".safetensors"), f"{model} needs DATA: kcal evaluate {model} DATA."),
         (not data and no_model, "--logits and --allow-overlap need a MODEL and DATA."),
         (data and probabilities is not None, "--probabilities is for a file of probabilities, without DATA."),

@@ -266,7 +266,8 @@ def compress(
     before, after = calibrator.support_size_, small.support_size_
     wanted = parse_value(size or "0")
     if min_cluster_size > 1 and after < (wanted if wanted > 1 else int(wanted * before)):
-        text = f"There are {after:,} support points, not {size}: --min-cluster-size {min_cluster_size} allows no more."
+        text = f"There are {after:,} support points, below --size {size}: --min-cluster-size {min_cluster_size} allows "
+        text += "no more."
         warn(text, KcalWarning)
     kcal.save(small, out)
     text = f"{out}: {after:,} support points in place of {before:,}"

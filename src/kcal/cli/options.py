@@ -166,14 +166,15 @@ MEASURING = {
     "no_intervals": Annotated[bool, _interval(None, "Show the values without intervals.", "--no-intervals")],
 }
 
-Served = Annotated[Path, _argument("MODEL", "A file that kcal fit wrote, or a folder of them.")]
+Served = Annotated[Path, _input("MODEL", "A file that kcal fit wrote, or a folder of them.")]
 Network = Annotated[
-    File, _main("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)")
+    File,
+    _input_option("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)"),
 ]
 Host = Annotated[str, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")]
 Port = Annotated[int, _main("N", "Port to listen at; 0 for any. (default: 8000)", "--port", "-p", min=0, max=65535)]
 GrpcPort = Annotated[Integer, _main("N", "Port of gRPC; none by default.", min=1, max=65535)]
-Tokens = Annotated[File, _main("FILE", "Tokens that clients must show; see kcal token.")]
+Tokens = Annotated[File, _input_option("FILE", "Tokens that clients must show; see kcal token.")]
 Store = Annotated[File, _main("FILE", "Calibration store of the feedback; a folder for a folder of models.")]
 CompleteStore = Annotated[
     bool, _main(None, "The store is the whole calibration set; forget other samples.", "--complete-store")

@@ -20,6 +20,7 @@ from torch import nn
 from kcal.calibrators import (
     Calibrator,
     Explanation,
+    KCal,
     PredictionModule,
     fit_on,
     make_calibrator,
@@ -158,10 +159,15 @@ class CalibratedClassifier(nn.Module):
                 expected = f"must be left out: method {calibrator.method} does not use them"
                 raise InvalidInputError(name, expected, remedy="KCal and KCalBlend do, for example.")
         calibration = self._labelled(loader, y, classes=classes, groups=groups, weights=sample_weight)
+        logits, of_what = calibration.logits, calibrator.get_params().get("representation")
+        if of_what == "probabilities" and logits is not None and logits.shape[1] == 2 and not logits[:, 0].any():
+            expected, got = "must return one logit, or several probabilities", "one probability"
+            remedy = "Leave out its sigmoid, or wrap it to return both, torch.cat([1 - p, p], dim=1)."
+            raise InvalidInputError("network", expected, got=got, remedy=remedy)
         training = None
         if train_loader is not None:
             training = with_names(self.outputs(train_loader), classes)
-        if classes is None and calibration.logits is not None and calibrator.inputs == "embeddings":
+        if classes is None and calibration.logits is not None and isinstance(calibrator, KCal):
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)

@@ -168,6 +168,10 @@ class BatchReader:
         inputs, labels = self.split(batch)
         if count_rows(inputs) == 0:
             raise InvalidInputError("batches", "must hold at least one sample", got=f"none in batch {index}")
+        if not self.labelled and getattr(labels, "ndim", 1) > 1 and labels.shape[1] != 1:
+            expected, got = "must be (inputs, labels)", f"a second part of shape {tuple(labels.shape)} in batch {index}"
+            remedy = "Pass several inputs as a mapping of the network's arguments, or as the first part of a pair."
+            raise InvalidInputError("batches", expected, got=got, remedy=remedy)
         device = device_of(self.network)
         inputs = to_device(inputs, device, dtype_of(self.network))
         try:

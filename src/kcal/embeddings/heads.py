@@ -166,7 +166,7 @@ def find_head(network: nn.Module, inputs: Any) -> tuple[LayerHead, Outputs]:
         reason = f"is needed: the network has several outputs, {', '.join(map(repr, logits))}"
     names = [head.name for head, _ in found] or list(wide) or list(layers)
     remedy = f"Pass head= with the name of the layer, {FUNCTION_REMEDY}"
-    if not found and any(look_like_probabilities(values) for values in logits.values()):
+    if not found and any(look_like_probabilities(both_probabilities(values)) for values in logits.values()):
         remedy += " The output looks like probabilities: return the logits if you can."
     raise InvalidInputError("head", reason, got=_listed(names, layers, calls), remedy=remedy)
 
@@ -295,6 +295,11 @@ def logits_in(output: Any) -> Logits:
         raise InvalidInputError("network", "must output logits, (n, n_classes)", got=got, remedy=remedy)
     wide = {key: matrix for key, matrix in matrices.items() if matrix.shape[1] > 1}
     return wide or matrices
+
+
+def both_probabilities(probs: torch.Tensor) -> torch.Tensor:
+    """Return probabilities, (n, n_classes); a single column p, of the second of two classes, becomes (1 − p, p)."""
+    return torch.cat([1 - probs, probs], dim=1) if probs.shape[1] == 1 else probs
 
 
 def both_classes(logits: torch.Tensor) -> torch.Tensor:

@@ -223,7 +223,7 @@ def subgroup_plot(subgroups: SubgroupEvaluation, *, ax: Axes | None = None, titl
     ax.set_ylim(len(names) - 0.5, -0.5)
     note = "   (* differs from the other samples)" if any(marks) else ""
     ax.set(xlabel=f"accuracy and mean confidence{note}", ylabel=wrap_label(subgroups.by, width=40, lines=1))
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     ax.grid(axis="x", alpha=0.25)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax
