@@ -22,7 +22,7 @@ from kcal.persistence import CalibrationStore
 from kcal.serving.predictor import Predictor
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.usefixtures("shared_operators")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("shared_operators")]
 
 FEEDBACK = "/v2/models/images/feedback"
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -77,20 +77,6 @@ def tensors(inputs, *, binary: bool = True) -> list[triton.InferInput]:
     return made
 
 
-async def predict(client, inputs, status: int = 200, **fields):
-    named = inputs if isinstance(inputs, dict) else {"input": inputs}
-    body = {name: part.tolist() for name, part in named.items()} | fields
-    response = await client.post("/predict", json=body)
-    assert response.status_code == status, response.text
-    return response.json()
-
-
-async def give(client, content, status: int = 200):
-    response = await client.post(FEEDBACK, json=content)
-    assert response.status_code == status, response.text
-    return response.json()
-
-
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("kind", ["images", "texts"])
 def test_predictions_are_those_of_the_calibrated_network(client, images, texts, kind, binary):
@@ -133,16 +119,12 @@ def test_explanations_name_the_calibration_samples(client, images, texts, kind):
         np.testing.assert_allclose([one["share"] for one in samples], expected.shares[place], rtol=1e-3)
 
 
-def test_a_token_that_the_network_does_not_know_spoils_no_other_request(service, texts):
+async def test_a_token_that_the_network_does_not_know_spoils_no_other_request(service, texts):
     good = {name: part[:1] for name, part in texts.inputs.items()}
     bad = good | {"input_ids": torch.full((1, 5), N_TOKENS)}
-
-    async def story():
-        async with in_process(texts.path) as (client, _):
-            asked = [predict(client, good), predict(client, bad, 400), predict(client, good)]
-            return await asyncio.gather(*asked)
-
-    first, refused, second = asyncio.run(story())
+    async with in_process(texts.path) as (client, _):
+        asked = [predict(client, good), predict(client, bad, 400), predict(client, good)]
+        first, refused, second = await asyncio.gather(*asked)
     assert "does not accept" in refused["error"]
     assert "Gather" not in refused["error"]
     for answer in (first, second):
@@ -162,22 +144,18 @@ def test_inputs_that_the_network_cannot_take_are_refused(client, image, status, 
     assert error.value.status() == status
 
 
-def test_labels_by_id_alone_reach_the_store_the_calibrator_and_the_page(model, images, tmp_path):
+async def test_labels_by_id_alone_reach_the_store_the_calibrator_and_the_page(model, images, tmp_path):
     x = images.inputs[:4]
-
-    async def story():
-        async with in_process(model, store=tmp_path / "feedback.db") as (client, service):
-            await predict(client, x, ids=["a", "b", "c", "d"])
-            answer = await give(client, [{"id": "a", "label": "owl"}, {"id": "b", "label": "dog"}])
-            assert [entry["status"] for entry in answer["results"]] == ["stored", "stored"]
-            await until(lambda: {"a", "b"} <= set(online_ids(service.get("images").predictor.calibrator)))
-            learnt = await predict(client, x, ids=list("wxyz"), explain=True, explanation_samples=100)
-            summary = service.get("images").summary()
-            assert summary.n_labels == 2
-            assert summary.n_inputs > 0
-            return learnt, (await client.get("/")).text
-
-    learnt, page = asyncio.run(story())
+    async with in_process(model, store=tmp_path / "feedback.db") as (client, service):
+        await client.predict(x, ids=["a", "b", "c", "d"])
+        answer = await client.give([{"id": "a", "label": "owl"}, {"id": "b", "label": "dog"}])
+        assert [entry["status"] for entry in answer["results"]] == ["stored", "stored"]
+        await until(lambda: {"a", "b"} <= set(online_ids(service.get("images").predictor.calibrator)))
+        learnt = await client.predict(x, ids=list("wxyz"), explain=True, explanation_samples=100)
+        summary = service.get("images").summary()
+        assert summary.n_labels == 2
+        assert summary.n_inputs > 0
+        learnt, page = learnt, (await client.get("/")).text
     expected, outputs = load(model), images.outputs(4)
     expected.partial_fit(outputs.embeddings[:2], ["owl", "dog"], logits=outputs.logits[:2], ids=["a", "b"])
     with without_warnings():  # of rows that it has learnt
@@ -199,29 +177,25 @@ def test_labels_by_id_alone_reach_the_store_the_calibrator_and_the_page(model, i
     assert "images.network.onnx" in page
 
 
-def test_inputs_sent_again_are_learnt_as_those_of_the_prediction(model, images, tmp_path):
+async def test_inputs_sent_again_are_learnt_as_those_of_the_prediction(model, images, tmp_path):
     x, outputs = images.inputs[:2], images.outputs(2)
-
-    async def story():
-        async with in_process(model, store=tmp_path / "feedback.db") as (client, _):
-            missing = await give(client, {"id": "a", "label": "owl"}, status=404)
-            again = [
-                {"id": "a", "label": "owl", "input": x[0].tolist()},
-                {"id": "b", "label": "dog", "input": x[1:].tolist()},
-            ]
-            stored = await give(client, again)
-            wrong = [
-                await give(client, {"id": "c", "label": "owl", **fields}, status=status)
-                for status, fields in (
-                    (400, {"embeddings": outputs.embeddings[0].tolist()}),
-                    (400, {"input": x.tolist()}),
-                    (400, {"input": x[0, 0].tolist()}),
-                    (422, {"input": torch.full((1, 6, 6), 3e38).tolist()}),
-                )
-            ]
-            return missing["error"], stored["results"], [answer["error"] for answer in wrong]
-
-    missing, stored, wrong = asyncio.run(story())
+    async with in_process(model, store=tmp_path / "feedback.db") as (client, _):
+        missing = await client.give({"id": "a", "label": "owl"}, status=404)
+        again = [
+            {"id": "a", "label": "owl", "input": x[0].tolist()},
+            {"id": "b", "label": "dog", "input": x[1:].tolist()},
+        ]
+        stored = await client.give(again)
+        wrong = [
+            await client.give({"id": "c", "label": "owl", **fields}, status=status)
+            for status, fields in (
+                (400, {"embeddings": outputs.embeddings[0].tolist()}),
+                (400, {"input": x.tolist()}),
+                (400, {"input": x[0, 0].tolist()}),
+                (422, {"input": torch.full((1, 6, 6), 3e38).tolist()}),
+            )
+        ]
+        missing, stored, wrong = missing["error"], stored["results"], [answer["error"] for answer in wrong]
     assert "send its input with the label" in missing
     assert [entry["status"] for entry in stored] == ["stored", "stored"]
     messages = ("the inputs must be input", "must be one row", "shape", "finite")
@@ -272,54 +246,53 @@ def replace(path, new) -> None:
     path.with_name("incoming").replace(path)
 
 
-def test_a_network_that_is_gone_does_not_turn_its_model_into_one_without(model, images, tmp_path):
-    async def story():
-        async with in_process(model, store=tmp_path / "feedback.db", reload_seconds=0.01) as (client, service):
-            (tmp_path / "images.network.onnx").rename(tmp_path / "elsewhere")
-            await until(lambda: service.errors)
-            answer = await predict(client, images.inputs[:3])
-            message = service.errors["images"]
-            (tmp_path / "elsewhere").rename(tmp_path / "images.network.onnx")
-            await until(lambda: not service.errors)
-            return answer, message
-
-    answer, message = asyncio.run(story())
+async def test_a_network_that_is_gone_does_not_turn_its_model_into_one_without(model, images, tmp_path):
+    async with in_process(model, store=tmp_path / "feedback.db", reload_seconds=0.01) as (client, service):
+        (tmp_path / "images.network.onnx").rename(tmp_path / "elsewhere")
+        await until(lambda: service.errors)
+        answer = await client.predict(images.inputs[:3])
+        message = service.errors["images"]
+        (tmp_path / "elsewhere").rename(tmp_path / "images.network.onnx")
+        await until(lambda: not service.errors)
+        answer, message = answer, message
     np.testing.assert_allclose(answer["probabilities"], images.model.predict_proba(images.inputs[:3]), **CLOSE)
     assert message.startswith("the network of images.kcal is gone")
 
 
-def test_either_file_may_be_replaced_and_an_unmatched_pair_changes_nothing(model, images, other, tmp_path):
+async def test_either_file_may_be_replaced_and_an_unmatched_pair_changes_nothing(model, images, other, tmp_path):
     x, network = images.inputs[:3], tmp_path / "images.network.onnx"
     recalibrated = CalibratedClassifier(images.model.network, calibrator("images"))
     recalibrated.fit([draw_images(60, 9)], classes=CLASSES)
-
-    async def story():
-        async with in_process(model, store=tmp_path / "feedback.db", reload_seconds=0.01) as (client, service):
-            answers = [await predict(client, x, ids=["first", "second", "third"])]
-            await give(client, {"id": "third", "label": "cat"})
-            await until(lambda: "third" in online_ids(service.get("images").predictor.calibrator))
-            before = service.get("images").predictor
-            recalibrated.save(model)
-            await until(lambda: service.get("images").predictor is not before)
-            answers.append(await predict(client, x))
-            assert (await give(client, {"id": "first", "label": "owl"}))["results"][0]["status"] == "stored"
-            await until(lambda: "first" in online_ids(service.get("images").predictor.calibrator))
-            before = service.get("images").predictor
-            replace(network, other.network)
-            await until(lambda: service.errors)
-            assert (await client.get("/readyz")).status_code == 200
-            assert service.get("images").predictor is before
-            kept = await predict(client, x)
-            page = (await client.get("/")).text
-            replace(model, other.path)
-            await until(lambda: service.get("images").predictor is not before)
-            answers.append(await predict(client, x))
-            late = await give(client, {"id": "second", "label": "owl"}, status=404)
-            await until(lambda: not service.errors)
-            assert "first" not in online_ids(service.get("images").predictor.calibrator)
-            return answers, kept, page, late["error"], (await client.get("/")).text
-
-    (first, second, third), kept, page, late, last_page = asyncio.run(story())
+    async with in_process(model, store=tmp_path / "feedback.db", reload_seconds=0.01) as (client, service):
+        answers = [await client.predict(x, ids=["first", "second", "third"])]
+        await client.give({"id": "third", "label": "cat"})
+        await until(lambda: "third" in online_ids(service.get("images").predictor.calibrator))
+        before = service.get("images").predictor
+        recalibrated.save(model)
+        await until(lambda: service.get("images").predictor is not before)
+        answers.append(await client.predict(x))
+        assert (await client.give({"id": "first", "label": "owl"}))["results"][0]["status"] == "stored"
+        await until(lambda: "first" in online_ids(service.get("images").predictor.calibrator))
+        before = service.get("images").predictor
+        replace(network, other.network)
+        await until(lambda: service.errors)
+        assert (await client.get("/readyz")).status_code == 200
+        assert service.get("images").predictor is before
+        kept = await client.predict(x)
+        page = (await client.get("/")).text
+        replace(model, other.path)
+        await until(lambda: service.get("images").predictor is not before)
+        answers.append(await client.predict(x))
+        late = await client.give({"id": "second", "label": "owl"}, status=404)
+        await until(lambda: not service.errors)
+        assert "first" not in online_ids(service.get("images").predictor.calibrator)
+        (first, second, third), kept, page, late, last_page = (
+            answers,
+            kept,
+            page,
+            late["error"],
+            (await client.get("/")).text,
+        )
     np.testing.assert_allclose(first["probabilities"], images.model.predict_proba(x), **CLOSE)
     np.testing.assert_allclose(third["probabilities"], other.model.predict_proba(x), **CLOSE)
     outputs, live = images.outputs(3), recalibrated.calibrator

@@ -14,7 +14,7 @@ from torch import nn
 from kcal import CalibratedClassifier, KCal, save
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.usefixtures("shared_operators")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("shared_operators")]
 
 GOOD, BAD = [1.0, 2.0, 0.5], [1.0, -1.0, 0.5]  # the network takes the logarithm
 
@@ -55,25 +55,22 @@ def infer(client, *rows):
 
 
 @pytest.mark.parametrize("route", [predict, infer])
-def test_nonfinite_prediction_is_an_error_of_its_own_request_and_monitoring_goes_on(pair, route):
-    async def story():
-        async with in_process(pair, max_wait=0.1) as (client, _):
-            for rows in ([BAD], [GOOD, BAD]):
-                refused = await route(client, *rows)
-                assert refused.status_code == 422, refused.content
-                assert "not finite" in refused.json()["error"]
-            expected = await route(client, GOOD)
-            rows = [BAD if place % 4 == 1 else GOOD for place in range(12)]
-            answers = await asyncio.gather(*(route(client, row) for row in rows))  # in one batch
-            assert [answer.status_code for answer in answers] == [422 if row is BAD else 200 for row in rows]
-            if route is predict:
-                found = [answer.json()["probabilities"] for answer in answers if answer.status_code == 200]
-                np.testing.assert_allclose(found, [expected.json()["probabilities"]] * len(found), rtol=1e-5)
-            for model in ("pair", "animals"):
-                page = await client.get("/", params={"model": model})
-                assert page.status_code == 200
-                assert "nan" not in page.text.lower().split()
-            metrics = (await client.get("/metrics")).text
-            assert not [line for line in metrics.splitlines() if not line.startswith("#") and line.endswith("NaN")]
-
-    asyncio.run(story())
+async def test_nonfinite_prediction_is_an_error_of_its_own_request_and_monitoring_goes_on(pair, route):
+    async with in_process(pair, max_wait=0.1) as (client, _):
+        for rows in ([BAD], [GOOD, BAD]):
+            refused = await route(client, *rows)
+            assert refused.status_code == 422, refused.content
+            assert "not finite" in refused.json()["error"]
+        expected = await route(client, GOOD)
+        rows = [BAD if place % 4 == 1 else GOOD for place in range(12)]
+        answers = await asyncio.gather(*(route(client, row) for row in rows))  # in one batch
+        assert [answer.status_code for answer in answers] == [422 if row is BAD else 200 for row in rows]
+        if route is predict:
+            found = [answer.json()["probabilities"] for answer in answers if answer.status_code == 200]
+            np.testing.assert_allclose(found, [expected.json()["probabilities"]] * len(found), rtol=1e-5)
+        for model in ("pair", "animals"):
+            page = await client.get("/", params={"model": model})
+            assert page.status_code == 200
+            assert "nan" not in page.text.lower().split()
+        metrics = (await client.get("/metrics")).text
+        assert not [line for line in metrics.splitlines() if not line.startswith("#") and line.endswith("NaN")]

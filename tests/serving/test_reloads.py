@@ -18,6 +18,7 @@ from kcal import KCal, save
 from kcal.errors import InvalidInputError
 from kcal.serving.service import Settings
 
+pytestmark = pytest.mark.anyio
 FEEDBACK = "/v2/models/model/feedback"
 PROBE, FAR = [0.3] * 6, [60.0] * 6
 """A row that tells models apart, and one so far from it that labels of it change nothing there."""
@@ -40,82 +41,71 @@ async def probabilities(client, x, **fields):
     return np.array(response.json()["probabilities"])
 
 
-def test_replaced_file_is_loaded_without_a_dropped_request(tmp_path, models, problem):
+async def test_replaced_file_is_loaded_without_a_dropped_request(tmp_path, models, problem):
     path, x = save(models[0], tmp_path / "model.kcal"), problem.test_embeddings[:4].astype(np.float32)
+    async with in_process(path, reload_seconds=0.01) as (client, service):
+        first, is_over, answers = service.get("model").predictor, asyncio.Event(), []
 
-    async def story():
-        async with in_process(path, reload_seconds=0.01) as (client, service):
-            first, is_over, answers = service.get("model").predictor, asyncio.Event(), []
+        async def keep_asking():
+            while not is_over.is_set():
+                answers.append(await probabilities(client, x))
 
-            async def keep_asking():
-                while not is_over.is_set():
-                    answers.append(await probabilities(client, x))
-
-            asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
-            await until(lambda: answers)
-            await asyncio.to_thread(save, models[1], path)
-            await until(lambda: service.get("model").predictor is not first)
-            is_over.set()
-            await asyncio.gather(*asking)
-            return answers, await probabilities(client, x)
-
-    answers, last = asyncio.run(story())
+        asking = [asyncio.create_task(keep_asking()) for _ in range(4)]
+        await until(lambda: answers)
+        await asyncio.to_thread(save, models[1], path)
+        await until(lambda: service.get("model").predictor is not first)
+        is_over.set()
+        await asyncio.gather(*asking)
+        answers, last = answers, await probabilities(client, x)
     old, new = (model.predict_proba(x) for model in models)
     assert all(min(np.abs(answer - old).max(), np.abs(answer - new).max()) < 1e-5 for answer in answers)
     np.testing.assert_allclose(answers[0], old, atol=1e-5)
     np.testing.assert_allclose(last, new, atol=1e-5)
 
 
-def test_damaged_file_leaves_the_model_as_it_is_and_is_reported(tmp_path, models):
+async def test_damaged_file_leaves_the_model_as_it_is_and_is_reported(tmp_path, models):
     path = save(models[0], tmp_path / "model.kcal")
-
-    async def story():
-        async with in_process(path, reload_seconds=0.01) as (client, service):
-            (tmp_path / "damaged").write_bytes(path.read_bytes()[:-7])
-            (tmp_path / "damaged").replace(path)
-            await until(lambda: service.errors)
-            assert (await client.get("/readyz")).status_code == 200
-            kept = await probabilities(client, PROBE)
-            assert 'kcal_load_failed{model="model"} 1.0' in (await client.get("/metrics")).text
-            page = (await client.get("/")).text
-            assert "was not loaded" in page
-            assert str(tmp_path) not in page
-            save(models[1], path)
-            await until(lambda: not service.errors)
-            return kept, await probabilities(client, PROBE)
-
-    kept, fixed = asyncio.run(story())
+    async with in_process(path, reload_seconds=0.01) as (client, service):
+        (tmp_path / "damaged").write_bytes(path.read_bytes()[:-7])
+        (tmp_path / "damaged").replace(path)
+        await until(lambda: service.errors)
+        assert (await client.get("/readyz")).status_code == 200
+        kept = await probabilities(client, PROBE)
+        assert 'kcal_load_failed{model="model"} 1.0' in (await client.get("/metrics")).text
+        page = (await client.get("/")).text
+        assert "was not loaded" in page
+        assert str(tmp_path) not in page
+        save(models[1], path)
+        await until(lambda: not service.errors)
+        kept, fixed = kept, await probabilities(client, PROBE)
     np.testing.assert_allclose(kept, models[0].predict_proba([PROBE]), atol=1e-5)
     np.testing.assert_allclose(fixed, models[1].predict_proba([PROBE]), atol=1e-5)
 
 
-def test_models_of_a_folder_come_and_go(tmp_path, models):
+async def test_models_of_a_folder_come_and_go(tmp_path, models):
     folder, stores = tmp_path / "models", tmp_path / "stores"
     folder.mkdir()
     stores.mkdir()
     for name in (".hidden.kcal", "notes.txt", "not a name.kcal"):
         (folder / name).touch()
     save(models[0], folder / "first.kcal")
-
-    async def story():
-        async with in_process(folder, store=stores, reload_seconds=0.01) as (client, service):
-            assert (await client.get("/v2/models")).json() == {"models": ["first"]}
-            save(models[1], folder / "second.kcal")
-            await until(lambda: len(service.models) == 2)
-            assert (await client.post("/predict", json={"embeddings": [PROBE]})).status_code == 400
-            found = await probabilities(client, PROBE, model="second")
-            np.testing.assert_allclose(found, models[1].predict_proba([PROBE]), atol=1e-5)
-            (folder / "broken.kcal").write_bytes(b"nothing")
-            await until(lambda: service.errors)
-            index = (await client.post("/v2/repository/index")).json()
-            assert {one["name"]: one["state"] for one in index}["broken"] == "UNAVAILABLE"
-            assert (await client.get("/readyz")).status_code == 503
-            (folder / "broken.kcal").unlink()
-            (folder / "first.kcal").unlink()
-            await until(lambda: list(service.models) == ["second"] and service.is_ready)
-            return (await client.get("/v2/models/first")).status_code
-
-    assert asyncio.run(story()) == 404
+    async with in_process(folder, store=stores, reload_seconds=0.01) as (client, service):
+        assert (await client.get("/v2/models")).json() == {"models": ["first"]}
+        save(models[1], folder / "second.kcal")
+        await until(lambda: len(service.models) == 2)
+        assert (await client.post("/predict", json={"embeddings": [PROBE]})).status_code == 400
+        found = await probabilities(client, PROBE, model="second")
+        np.testing.assert_allclose(found, models[1].predict_proba([PROBE]), atol=1e-5)
+        (folder / "broken.kcal").write_bytes(b"nothing")
+        await until(lambda: service.errors)
+        index = (await client.post("/v2/repository/index")).json()
+        assert {one["name"]: one["state"] for one in index}["broken"] == "UNAVAILABLE"
+        assert (await client.get("/readyz")).status_code == 503
+        (folder / "broken.kcal").unlink()
+        (folder / "first.kcal").unlink()
+        await until(lambda: list(service.models) == ["second"] and service.is_ready)
+        result = (await client.get("/v2/models/first")).status_code
+    assert result == 404
     assert (stores / "second.db").is_file()
 
 
