@@ -187,9 +187,9 @@ def test_files_of_two_networks_do_not_go_together(images, other, texts, tmp_path
     for wrong in (other, texts):
         with pytest.raises(InvalidInputError, match=r"must be the one that .*images\.kcal was fitted"):
             Predictor.load(images.path, wrong.network)
-    exported = images.model.to_onnx(tmp_path / "whole.onnx", images.inputs)
+    (tmp_path / "damaged.onnx").write_bytes(images.network.read_bytes()[:-100])
     with pytest.raises(FileFormatError, match="network_to_onnx"):
-        Predictor.load(images.path, exported)
+        Predictor.load(images.path, tmp_path / "damaged.onnx")
     unnamed = save(images.model.calibrator, tmp_path / "unnamed.kcal")
     with pytest.raises(InvalidInputError, match=r"Write it with CalibratedClassifier\.save"):
         Predictor.load(unnamed, images.network)
