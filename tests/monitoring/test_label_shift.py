@@ -131,20 +131,6 @@ def test_biased_predictions_are_corrected_by_calibration_predictions():
     assert (plain.method, found.method) == ("em", "corrected-em")
 
 
-def test_intervals_include_the_noise_of_the_calibration_set():
-    found = []
-    for seed in range(100):
-        cal_points, cal_labels = draw(400, BEFORE, 1000 + seed)
-        points, _ = draw(600, AFTER, seed)
-        known = {"calibration_probs": biased(cal_points), "calibration_labels": cal_labels}
-        found.append(estimate_prior(biased(points), strength=0, **known))
-    spread = np.std([each.prior for each in found], axis=0)
-    stated = np.mean([np.sqrt(np.diag(each.covariance)) for each in found], axis=0)
-    np.testing.assert_allclose(stated, spread, rtol=0.25)
-    covered = np.mean([(each.low <= AFTER) & (each.high >= AFTER) for each in found], axis=0)
-    assert (covered > 0.87).all()
-
-
 @pytest.mark.parametrize(("strength", "n_known"), [(25.0, 0), (0.0, 60)])
 def test_covariance_is_the_sum_of_what_one_more_sample_changes(strength, n_known):
     """A sample is added to many copies of all: the infinitesimal jackknife."""

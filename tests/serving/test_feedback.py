@@ -303,29 +303,6 @@ async def test_full_disk_does_not_hide_an_erasure(path, problem, tmp_path, monke
         assert "patient-7" not in used_ids(service)
 
 
-async def test_label_with_inputs_replaces_the_sample_of_an_earlier_network(path, problem, tmp_path):
-    x = problem.embeddings.astype(np.float32)
-    with CalibrationStore(tmp_path / "feedback.db", version="earlier") as earlier:
-        earlier.append(ClassifierOutputs(x[:2], labels=["cat", "dog"], ids=["scan-1", "scan-2"]))
-    async with in_process(path, store=tmp_path / "feedback.db") as (client, service):
-        learner = service.get("animals").learner
-        assert isinstance(learner, Learner)
-        predictor = Predictor(load(path))
-        predictor.version = "present"
-        learner.start(predictor)
-        learner.predictor.version = "present"  # as that of a network would be
-        assert not {"scan-1", "scan-2"} & used_ids(service)
-        given = [
-            {"id": "scan-1", "label": "owl", "embeddings": x[5].tolist()},
-            {"id": "scan-2", "correction": "owl"},
-        ]
-        assert await client.give(given) == ["corrected", "corrected"]
-        await until(lambda: "scan-1" in used_ids(service))
-        assert "scan-2" not in used_ids(service)
-    with CalibrationStore(tmp_path / "feedback.db") as store:
-        assert store.versions_of(["scan-1", "scan-2"]) == ["present", "earlier"]
-
-
 # Restarts
 
 

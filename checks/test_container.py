@@ -14,7 +14,7 @@ from kcal.cli import app
 from kcal.serving import app as server
 from kcal.serving.app import GRACE_SECONDS
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+DEPLOY = Path(__file__).parents[1] / "deploy"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
 
 
