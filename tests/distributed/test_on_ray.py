@@ -222,16 +222,3 @@ def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
     assert names["sharded"].bandwidth_ == pytest.approx(names["model"].bandwidth_, abs=1e-6)
     assert [row["id"] for row in names["table"].to_pylist()] == list(range(600))
     assert pq.read_table(tmp_path / "scores").equals(names["table"])  # of the command
-
-
-def test_the_rows_of_a_dataset_are_written_and_scored(cluster, model, tmp_path):
-    import ray.data
-
-    rows = samples(1_000, 8)[0]
-    dataset = ray.data.from_arrow(pa.table({f"e{index}": rows[:, index] for index in range(N_FEATURES)}))
-    done = predict(dataset, model, tmp_path / "out", engine="local")
-    assert (done.n_rows, done.n_computed) == (1_000, 1)
-    scored = pq.read_table(tmp_path / "out")
-    probs = np.stack([scored.column(f"p_{k}") for k in range(N_CLASSES)], axis=1)
-    np.testing.assert_array_equal(probs, model.predict_proba(rows))
-    assert not (tmp_path / "out" / "_rows").exists()

@@ -643,13 +643,15 @@ class StoreSync:
             self._versions |= changes.versions
             self.store.warn_versions(self._versions, self.version)
         unchanged = self._adopt(changes) if self.since == 0 else set()
-        gone, erased = self._deleted(changes.deleted)
+        erased = {name for name, row in self._rows.items() if row in changes.deleted}
         self._rows = {name: row for name, row in self._rows.items() if name not in erased}
-        is_majority = self._is_fitted and 2 * len(gone) > len(online_ids(self.calibrator))
-        if erased and not is_majority:
+        own = self._own_ids()
+        gone = own & erased if self.keep_others else own - self._rows.keys()
+        is_majority = 2 * len(gone) > len(own)
+        if (gone or erased) and not is_majority:
             self._forget(gone)
         taken = self._take(changes, unchanged)
-        if erased and is_majority:  # afterwards: predictions never lack samples
+        if is_majority:  # afterwards: predictions never lack samples
             self._forget(gone - taken)
         self.since = changes.last
         if self._is_fitted:
@@ -697,17 +699,14 @@ class StoreSync:
                 evicted |= of_class & (rows < rows[of_class & same].min())
         return evicted
 
-    def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
-        """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
-        if not self._is_fitted or not (rows or self.since == 0):
-            return set(), set()
-        absent = rows if self.keep_others else {None, *rows}
-        gone = {name for name in online_ids(self.calibrator) if self._rows.get(name) in absent}
-        return gone, gone | {name for name, row in self._rows.items() if row in rows}
+    def _own_ids(self) -> set[Any]:
+        """Return the ids of the samples that the calibrator has."""
+        return set(online_ids(self.calibrator)) if self._is_fitted else set()
 
     def _forget(self, gone: set[Any]) -> None:
         """Forget samples, and every trace of those that were evicted or replaced."""
-        self.calibrator.forget([name for name in online_ids(self.calibrator) if name in gone])
+        if self._is_fitted:
+            self.calibrator.forget(list(gone & self._own_ids()))
 
     def _take(self, changes: Changes, unchanged: set[Any]) -> set[Any]:
         """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
@@ -715,7 +714,7 @@ class StoreSync:
         if samples is None:
             return set()
         names, rows = samples.ids.tolist(), changes.rows.tolist()
-        known = set(online_ids(self.calibrator)) if self._is_fitted else set()
+        known = self._own_ids()
         is_new = np.array([self._rows.get(name) != row for name, row in zip(names, rows, strict=True)])
         corrected = ~is_new & np.array([name in known and name not in unchanged for name in names])
         if corrected.any():
