@@ -137,13 +137,6 @@ def test_wrong_head_raises(make: Any, head: Any, message: str) -> None:
         extract(make(), [inputs], head=head)
 
 
-def test_named_layer_and_the_layer_itself_are_taken() -> None:
-    network, inputs = ResNet(), torch.randn(4, 3, 8, 8)
-    expected = extract(network, [inputs])
-    for head in ("fc", network.fc):
-        np.testing.assert_array_equal(extract(network, [inputs], head=head).embeddings, expected.embeddings)
-
-
 def test_named_layer_decides_between_two_heads() -> None:
     network, inputs = TwoHeads().eval(), torch.randn(4, 6)
     outputs = extract(network, [inputs], head="head_dist")
@@ -233,21 +226,6 @@ def test_layers_of_wrapped_networks_have_both_names() -> None:
             np.testing.assert_array_equal(extract(wrapper, [inputs], head=head).embeddings, expected)
     with pytest.raises(InvalidInputError, match=r"head must be a layer of the network; got 'module\.fc'"):
         extract(network, [inputs], head="module.fc")
-
-
-def test_layer_with_two_names_is_known_by_both() -> None:
-    class Aliased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(6, N_CLASSES)
-            self.alias = self.fc
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.alias(x)
-
-    network, inputs = Aliased(), torch.randn(3, 6)
-    for head in (None, "fc", "alias"):
-        np.testing.assert_array_equal(extract(network, [inputs], head=head).embeddings, inputs.numpy())
 
 
 def test_weights_may_be_computed_from_others() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import online
-from experiments.online import BLEND, FRESH, STREAM, Arrivals
+from experiments.online import FRESH, STREAM, Arrivals
 from experiments.runner import run_study
 from experiments.study import Measurements, TaskSetting
 from kcal import KCal, metrics
@@ -44,11 +44,3 @@ def test_losses_are_those_of_fitting_by_hand(measured: Measurements, task: Task)
         loss = metrics.negative_log_likelihood(calibrator.predict_proba(arrivals.test), arrivals.truth)
         assert stream["loss"][1, place] == pytest.approx(loss)
     np.testing.assert_array_equal(stream["bandwidth"][:, 0], fresh["bandwidth"][:, 0])  # both begin with a whole search
-
-
-def test_a_blend_of_few_samples_is_fitted_again_when_a_tenth_has_come(measured: Measurements) -> None:
-    (variants,) = measured.values()
-    stream, fresh = (variants[f"{BLEND}, {name}"] for name in (STREAM, FRESH))
-    assert stream["sizes"][0].tolist() == [40, 46, 52, 60]
-    np.testing.assert_allclose(stream["loss"], fresh["loss"], rtol=1e-6)
-    assert (stream["searches"] == 4).all()

@@ -196,16 +196,6 @@ def test_foreign_files_raise_and_not_changed(tmp_path: Path) -> None:
             CalibrationStore(tmp_path / wrong)
 
 
-def test_closed_store_says_so(tmp_path: Path) -> None:
-    store = CalibrationStore(tmp_path / "store.db")
-    store.append(outputs(2))
-    store.close()
-    store.close()
-    for call in (store.samples, store.__len__, store.changes, store.vacuum, lambda: store.append(outputs(1, seed=1))):
-        with pytest.raises(InvalidInputError, match="store is closed"):
-            call()
-
-
 def test_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kcal.persistence.store.BUSY_SECONDS", 0.05)
     path = tmp_path / "store.db"
@@ -346,12 +336,3 @@ def test_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
     store.close()
     assert len(seen) > 5
     assert max(seen) == 36
-
-
-def test_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "store.db"
-    CalibrationStore(path).close()
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda file, **rest: connect(f"file:{file}?mode=ro", uri=True, **rest))
-    with CalibrationStore(path) as store, pytest.raises(InvalidInputError, match=r"path must be a file .* readonly"):
-        store.append(outputs(1))

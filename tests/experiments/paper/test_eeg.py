@@ -110,13 +110,3 @@ def test_iiic_drops_segments_of_few_votes_and_spread_labels_outside_training(tmp
         signals[kept].astype(float), fs=200, window="hann", nperseg=200, noverlap=150
     )
     np.testing.assert_allclose(data.inputs, 10 * np.log10(power[:, :, 1:41]), atol=1e-3)
-
-
-def test_iiic_splits_patients_if_the_table_does_not(tmp_path: Path) -> None:
-    rows = [f"p{patient},0,3,0,0,0,0,0" for patient in range(20) for _ in range(2)]
-    write_iiic(tmp_path / "s", rows)
-    DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
-    data = read_prepared(tmp_path / "out")
-    assert data.groups is not None
-    train, pool = (set(data.groups[data.rows(part)]) for part in ("train", "pool"))
-    assert (len(train), len(pool), train & pool) == (15, 5, set())  # ⌈20 · 1936/2697⌉ = 15

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from typer.testing import CliRunner
 from experiments.output import tables_csv
 from experiments.theory import __main__ as command
 from experiments.theory import consistency, tail
-from experiments.theory.page import TEXTS
-from experiments.theory.parts import PARTS
 
 DOCS = Path(__file__).parents[3] / "docs"
 CHEAP = (consistency.PART, tail.PART)
@@ -35,13 +32,3 @@ def test_the_command_writes_the_page_and_its_pictures(tmp_path: Path, monkeypatc
     written = (tmp_path / "results" / "theory.csv").read_bytes()
     assert tables_csv(tables).splitlines()[1] in written  # the same for the same seed
     assert consistency.run(1, True, lambda _: None).tables != tables
-
-
-def test_the_page_in_docs_has_every_part() -> None:
-    page = (DOCS / "theory.md").read_text(encoding="utf-8")
-    assert "<<" not in page
-    for part in PARTS:
-        assert f"## {part.title}\n" in page
-        assert (DOCS / f"pictures/theory-{part.name}.png").is_file()
-    assert len(re.findall(r"^## ", page, re.M)) >= len(PARTS)
-    assert {path.stem for path in TEXTS.glob("*.md")} == {part.name for part in PARTS} | {"introduction", "conclusion"}
