@@ -412,11 +412,3 @@ def test_outputs_of_another_width_are_refused(model: CalibratedClassifier, train
     for call in (loaded, loaded.with_evidence):
         with pytest.raises(InvalidInputError, match=r"embeddings with the 16 columns of the fit; got 6"):
             call(trained.points)
-
-    def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return trained.network.body(points), trained.network(points)[:, :3]
-
-    for method in ("ts", "kcal-blend"):
-        path = CalibratedClassifier(trained.network, method).fit(trained.calibration).save(tmp_path / "model.kcal")
-        with pytest.raises(InvalidInputError, match="logits with the 4 columns of the fit; got 3"):
-            CalibratedClassifier.load(path, trained.network, head=head)(trained.points)

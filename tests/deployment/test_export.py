@@ -103,13 +103,6 @@ def test_file_of_a_network_gives_probabilities_and_evidence(
     assert [path.name for path in tmp_path.iterdir()] == ["network.onnx"]
 
 
-def test_exported_program_takes_any_number_of_rows(scaled: CalibratedClassifier, trained: Trained) -> None:
-    program = scaled.to_exported(trained.points[:1]).module()
-    for n_rows in (1, 3, 60):
-        (probs,) = program(trained.points[:n_rows])
-        np.testing.assert_allclose(probs.detach().numpy(), scaled.predict_proba(trained.points[:n_rows]), atol=1e-6)
-
-
 @pytest.mark.parametrize("method", OUTPUTS)
 def test_file_of_the_network_alone(
     method: str, models: dict[str, CalibratedClassifier], trained: Trained, tmp_path: Path

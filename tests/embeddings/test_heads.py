@@ -249,17 +249,6 @@ def test_input_of_a_layer_may_be_named() -> None:
         np.testing.assert_allclose(applied(network.fc, outputs.embeddings), outputs.logits, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "n_runs"), [("resnet", 1), ("ecg", 1), ("tokens", 2)])
-def test_head_is_found_in_the_pass_that_gives_the_first_outputs(name: str, n_runs: int) -> None:
-    make, layer, inputs = TENSORS[name]
-    network, runs = make(), []
-    network.register_forward_hook(lambda *_: runs.append(1))
-    extract(network, [inputs()])
-    assert len(runs) == n_runs  # two for a layer with many positions, whose copies are not held in the first
-    extract(network, [inputs()], head=layer)
-    assert len(runs) == n_runs + 1
-
-
 class MaskedTransformer(nn.Module):
     """In evaluation mode torch computes it with nested tensors."""
 

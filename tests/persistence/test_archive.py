@@ -124,18 +124,6 @@ def test_classes_recipe_and_fingerprints_of_a_trained_projection_come_back(probl
         KCal(projection=loaded, smoothing=0.1).fit(problem.train_embeddings, names)
 
 
-def test_own_module_of_a_trained_projection_is_passed_again(problem: Any, tmp_path: Path) -> None:
-    trained = trained_on(problem, projection=nn.Linear(6, 2, dtype=torch.float64))
-    path = save(trained, tmp_path / "projection.kcal")
-    with pytest.raises(InvalidInputError, match=r"^projection is needed"):
-        load(path)
-    loaded = load(path, projection=nn.Linear(6, 2))
-    for one, other in zip(loaded.checkpoints, trained.checkpoints, strict=True):
-        assert torch.equal(one.weight, other.weight)
-    with pytest.raises(FileFormatError):
-        load(path, projection=nn.Linear(5, 2))
-
-
 @pytest.mark.filterwarnings("ignore:No logits were given")
 @pytest.mark.parametrize("kind", [KCal, KCalBlend])
 def test_loading_to_a_device(kind: Any, problem: Any, saved: Callable[[str], Path], tmp_path: Path) -> None:

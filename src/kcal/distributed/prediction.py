@@ -100,7 +100,6 @@ def predict(
     out: Any = None,
     *,
     columns: Columns | None = None,
-    logits: Sequence[str] = (),
     evidence: bool = False,
     engine: str = "ray",
     workers: Workers = Workers(),  # noqa: B008 (frozen)
@@ -126,9 +125,7 @@ def predict(
         Folder of the predictions for files.
     columns : Columns, optional
         What the model takes. By default the columns that it was fitted on or, if it was fitted on arrays, all columns
-        except ``logits``, label, group, weight and id.
-    logits : sequence of str
-        Columns of logits beside embeddings, in the order of the classes, where ``columns`` is left out.
+        except label, group, weight and id.
     evidence : bool
         Add the column ``evidence`` (methods with evidence).
     engine : "ray" or "local"
@@ -153,14 +150,14 @@ def predict(
         if out is not None:
             remedy = "Write its rows with data.write_parquet(folder), and pass that folder as data."
             raise InvalidInputError("out", "must be left out for a ray.data.Dataset", got=str(out), remedy=remedy)
-        return _lazy_predictions(data, scorer.for_table(data.schema().names, logits), workers)
+        return _lazy_predictions(data, scorer.for_table(data.schema().names), workers)
     folder = None if out is None else check_path(out, "out").resolve()
     if folder is None or (folder.exists() and not folder.is_dir()):
         raise InvalidInputError("out", "must be a folder, new or of a run that was stopped", got=str(out))
     if engine == "ray":
         connect(workers.address)  # before anything is written
     files = [InputFile.read(path) for path in find_files(data)]
-    scorer = scorer.for_table(list(files[0].columns), logits)
+    scorer = scorer.for_table(list(files[0].columns))
     for file in files:
         scorer.columns.check(file.columns, file.path, like=files[0].columns)
     parts = [part for file in files for part in file.parts(part_rows, scorer.rows, scorer.digest(part_rows))]
@@ -245,10 +242,10 @@ class Scorer:
         """The model itself, or the calibrator of a classifier."""
         return self.model.calibrator if isinstance(self.model, CalibratedClassifier) else self.model
 
-    def for_table(self, names: Sequence[str], logits: Sequence[str]) -> Scorer:
+    def for_table(self, names: Sequence[str]) -> Scorer:
         """Return the scorer with the columns of tables of these names."""
         fitted = [str(name) for name in vars(self.calibrator).get("feature_names_in_", ())]
-        return replace(self, columns=self.columns or default_columns(names, fitted, logits))
+        return replace(self, columns=self.columns or default_columns(names, fitted))
 
     def digest(self, part_rows: int) -> str:
         """Return a short hash of everything that predictions and their parts depend on."""

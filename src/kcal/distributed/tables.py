@@ -187,13 +187,12 @@ class Columns:
             raise InvalidInputError(table, expected, got=types[self.ids])
 
 
-def default_columns(names: Sequence[str], fitted: Sequence[str], logits: Sequence[str]) -> Columns:
+def default_columns(names: Sequence[str], fitted: Sequence[str]) -> Columns:
     """Return the columns of a table: those that a model was ``fitted`` on, or all that may be features."""
-    reserved = {*NOT_FEATURES, *logits}
-    features = tuple(fitted) or tuple(name for name in names if name not in reserved)
+    features = tuple(fitted) or tuple(name for name in names if name not in NOT_FEATURES)
     if not features:
         raise InvalidInputError("data", "must have columns of features", got=f"only {', '.join(names) or 'no columns'}")
-    return Columns(features, tuple(logits), "id" if "id" in names and "id" not in features else None)
+    return Columns(features, ids="id" if "id" in names and "id" not in features else None)
 
 
 def matrix_of(table: Any, names: Sequence[str]) -> NDArray[Any]:
