@@ -14,7 +14,6 @@ from torch import nn
 
 import kcal
 from kcal.distributed import ShardedKCal, Workers, connect, engine
-from kcal.distributed.sharded_kcal import load_rows
 
 
 def test_missing_ray_names_the_extra(monkeypatch):
@@ -54,16 +53,6 @@ def test_missing_columns_are_named(tmp_path):
     for options in ({"features": ["embedding"]}, {"group": "patient"}):
         with pytest.raises(kcal.InvalidInputError, match=r"a\.parquet has no column '(embedding|patient)'"):
             ShardedKCal().fit_files(tmp_path, **options)
-
-
-def test_rows_of_files_come_in_the_order_that_is_asked_for(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(50, 3))
-    for place in range(2):
-        part = rows[25 * place : 25 * (place + 1)]
-        pq.write_table(pa.table({"e": list(part)}), tmp_path / f"{place}.parquet", row_group_size=7)
-    asked = np.array([49, 3, 26, 25, 3])
-    loaded = load_rows([str(tmp_path / f"{place}.parquet") for place in range(2)], ["e"], asked)
-    np.testing.assert_array_equal(loaded, rows[asked])
 
 
 @pytest.mark.parametrize(

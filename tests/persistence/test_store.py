@@ -228,18 +228,6 @@ def test_nothing_of_an_erased_sample_stays_in_the_file(store: CalibrationStore) 
     assert len(store) == 100
 
 
-def test_deleted_samples_leave_the_totals_of_those_that_remain(tmp_path: Path) -> None:
-    totals = []
-    for name, extra in (("a.db", []), ("b.db", ["secret"])):
-        with CalibrationStore(tmp_path / name) as store:
-            store.append(outputs(5), times=np.zeros(5))
-            store.append(outputs(1, seed=1, ids=extra)) if extra else None
-            store.delete(extra) if extra else None
-        with closing(sqlite3.connect(tmp_path / name)) as database:
-            totals.append(database.execute("SELECT samples FROM totals").fetchone())
-    assert totals[0] == totals[1]
-
-
 def contents(path: Path) -> list[bytes]:
     return [file.read_bytes() for file in path.parent.glob(f"{path.name}*")]
 

@@ -37,7 +37,7 @@ def head_reference(head: Head | None) -> dict[str, Any] | str | None:
     return None if head is None or isinstance(head, OutputHead) else FUNCTION
 
 
-def head_from_reference(stored: dict[str, Any] | str | None) -> LayerHead | None:
+def head_from_reference(stored: Any) -> LayerHead | None:
     """Return the head that :func:`head_reference` described; raise if it was a function."""
     if stored is None:
         return None

@@ -1,4 +1,4 @@
-"""CIFAR, SVHN and ImageNet from tiny files in their real formats."""
+"""CIFAR-10 from tiny files in its real formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 
 from experiments.paper.data import DATA_SETS
 from experiments.paper.prepared import read_prepared
@@ -36,28 +35,6 @@ def test_cifar10_has_its_pixels_labels_and_official_test_set(tmp_path: Path, bin
     assert [len(data.rows(part)) for part in ("train", "validation", "pool")] == [36, 0, 4 + 8]
     assert set(range(40, 48)) < set(data.rows("pool").tolist())
     assert data.calibration_share == 4 / 12
-
-
-def write_svhn(path: Path, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(seed)
-    images = generator.integers(256, size=(32, 32, 3, n), dtype=np.uint8)
-    labels = generator.integers(1, 11, size=(n, 1)).astype(np.uint8)
-    scipy.io.savemat(path, {"X": images, "y": labels}, do_compression=True)
-    return images, labels.ravel()
-
-
-def test_svhn_label_10_is_the_digit_0(tmp_path: Path) -> None:
-    images, labels = write_svhn(tmp_path / "train_32x32.mat", 30, 0)
-    test_images, test_labels = write_svhn(tmp_path / "test_32x32.mat", 10, 1)
-    assert 10 in labels
-    DATA_SETS["svhn"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
-    data = read_prepared(tmp_path / "out")
-    expected = [0 if label == 10 else label for label in (*labels, *test_labels)]
-    np.testing.assert_array_equal(data.labels, expected)
-    np.testing.assert_array_equal(data.inputs[11], images[..., 11])
-    np.testing.assert_array_equal(data.inputs[39], test_images[..., 9])
-    assert data.classes[0] == "0"
-    assert (len(data.rows("train")), len(data.rows("pool")), data.calibration_share) == (27, 13, 3 / 13)
 
 
 """In the order of ILSVRC2012_ID 1, 2, 3, which is not alphabetical."""
