@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kcal.datasets import COMPANIONS, Example, SmallCNN, load_example
+from kcal.datasets import COMPANIONS, Example, load_example
 from kcal.errors import InvalidInputError
 
 SIZES = {"train": 20_000, "calibration": 3_000, "test": 7_000}
@@ -69,12 +69,3 @@ def test_missing_images_and_companions_raise_by_name(example):
         example.train.loader()
     with pytest.raises(InvalidInputError, match=r"^loss"):
         example.companion("hinge")
-
-
-@pytest.mark.parametrize(
-    "images",
-    [torch.zeros(5, 28, 28), None, np.zeros((5, 1, 28, 28), np.float32), torch.zeros(5, 1, 28, 28, dtype=torch.uint8)],
-)
-def test_other_images_raise_by_name(images):
-    with pytest.raises(InvalidInputError, match=r"^images must be"):
-        SmallCNN()(images)

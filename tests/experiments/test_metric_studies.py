@@ -64,22 +64,6 @@ def test_variants_give_what_the_classes_give(task: Task, split: Any) -> None:
     check(measured["KCal-Linear"], 0, by_hand(KCal(projection=learned, progress=False), task, split))
 
 
-def test_sizes_end_with_the_whole_calibration_set_and_bandwidths_are_of_one_checkpoint(task: Task) -> None:
-    measured = run_study(bandwidth_law.STUDY, lambda: [task], n_splits=2)
-    by_share = measured["small"]
-    assert [values["size"][0] for name, values in by_share.items() if name != "uncalibrated"] == [4, 8, 15, 30, 60]
-    learned = train_projection(task.train.embeddings, task.train.labels, progress=False)
-    fixed = None
-    for place, each in enumerate(row_splits(150, 0.4, 2, 0)):
-        calibrator = KCal(projection=learned, progress=False)
-        check(by_share["1"], place, by_hand(calibrator, task, each))
-        fixed = fixed or calibrator.projection_
-        with_fixed = KCal(projection=fixed, progress=False)
-        by_hand(with_fixed, task, each)
-        assert by_share["1"]["bandwidth"][place] == pytest.approx(with_fixed.bandwidth_)
-        assert by_share["1"]["rarest"][place] == np.bincount(task.pool.labels[each.calibration]).min()
-
-
 def test_the_slope_is_the_power_that_the_bandwidths_follow() -> None:
     counts = np.array([2.0, 3.0, 20.0, 25.0])
     measured = {"rarest": counts, "bandwidth": 0.7 * counts**-0.25, "dimension": np.full(4, 6.0)}

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from experiments import shift
-from experiments.runner import run_study
-from experiments.shift import KNOWN, RATIOS, UNIFORM, estimated_prior, presumed_frequencies, thinned
-from experiments.study import Measurements, TaskSetting
-from kcal import metrics
+from experiments.shift import UNIFORM, estimated_prior, presumed_frequencies, thinned
+from experiments.study import TaskSetting
 from kcal.benchmark import Task
-from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.tasks import row_splits
-from kcal.calibrators import TemperatureScaling
-from kcal.embeddings import ClassifierOutputs
 from kcal.monitoring import adjust_prior
 
 MEANS = np.array([-1.0, 0.3, 1.5])
@@ -36,26 +29,6 @@ def draw(n: int, prior: NDArray[np.float64], seed: int) -> tuple[NDArray[np.floa
     generator = np.random.default_rng(seed)
     labels = generator.choice(3, size=n, p=prior)
     return MEANS[labels] + generator.normal(size=n), labels
-
-
-def known_task(n_pool: int = 4000) -> Task:
-    """Return a task whose network knows p(y | x)."""
-
-    def outputs(n: int, seed: int) -> ClassifierOutputs:
-        points, labels = draw(n, BEFORE, seed)
-        logits = np.log(posterior(points, BEFORE)).astype(np.float32)
-        return ClassifierOutputs(points[:, None].astype(np.float32), logits, labels)
-
-    return Task("known", outputs(500, 0), outputs(n_pool, 1), 0.5, ("a", "b", "c"))
-
-
-@pytest.fixture(scope="module")
-def shifted() -> Iterator[Measurements]:
-    """Return the study without the blend, which takes far longer than the others."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shift, "METHODS", ("uncal", "ts", "dircal", "kcal"))
-        patch.setattr(shift, "DRAWN", ("ts", "kcal"))
-        yield run_study(shift.STUDY, lambda: [known_task()], n_splits=2)
 
 
 def test_thinning_gives_the_wanted_frequencies() -> None:
@@ -94,22 +67,3 @@ def test_the_estimated_prior_is_the_true_one_within_sampling_error() -> None:
     corrected = adjust_prior(posterior(points, BEFORE), found, BEFORE)
     np.testing.assert_allclose(corrected.mean(axis=0), found, atol=1e-5)  # where it comes to rest
     assert np.abs(np.bincount(labels) / len(labels) - BEFORE).max() > 0.3
-
-
-def test_what_is_measured_is_what_fitting_by_hand_gives(shifted: Measurements) -> None:
-    task, measured, place = known_task(), shifted["known"]["ts"], RATIOS.index(10.0)
-    for row, split in enumerate(row_splits(4000, 0.5, 2, 0)):
-        labels = task.pool.labels[split.test]
-        kept = thinned(labels, 10.0, 3, [0, row])
-        scaling = TemperatureScaling().fit(task.pool.logits[split.calibration], task.pool.labels[split.calibration])
-        plain = scaling.predict_proba(task.pool.logits[split.test])[kept]
-        before = np.bincount(task.pool.labels[split.calibration]) / 2000
-        after = np.bincount(labels[kept]) / len(kept)
-        weighted = plain.astype(np.float64) * after / before
-        expected = metrics.evaluate(
-            weighted / weighted.sum(axis=1, keepdims=True), labels[kept], protocol="paper"
-        ).as_dict()
-        for name in MAIN_METRICS:
-            assert measured[f"{name}{KNOWN}"][row, place] == pytest.approx(expected[name], rel=1e-5)
-        assert measured["samples"][row, place] == len(kept)
-        assert measured["rarest"][row, place] == np.bincount(labels[kept]).min()
