@@ -305,7 +305,7 @@ def _on_ray(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Worker
     ray = connect(workers.address)
     needs, reference = workers.needs(ray, scorer.model), ray.put(scorer)
     calls = (([reference], needs["num_gpus"] > 0, part, folder) for part in parts)
-    return run_tasks(ray, _write_part, calls, at_once=workers.count or count_workers(ray, **needs), **needs)
+    return run_tasks(ray, write_part, calls, at_once=workers.count or count_workers(ray, **needs), **needs)
 
 
 def _lazy_predictions(dataset: Any, scorer: Scorer, workers: Workers) -> Any:
@@ -313,7 +313,7 @@ def _lazy_predictions(dataset: Any, scorer: Scorer, workers: Workers) -> Any:
     ray = connect(workers.address)
     needs = workers.needs(ray, scorer.model)
     return dataset.map_batches(
-        _score_batch,
+        score_batch,
         batch_size=scorer.rows,
         batch_format="pyarrow",
         fn_args=([ray.put(scorer)], needs["num_gpus"] > 0),
@@ -323,11 +323,13 @@ def _lazy_predictions(dataset: Any, scorer: Scorer, workers: Workers) -> Any:
     )
 
 
-def _write_part(reference: Sequence[Any], on_gpu: bool, part: Part, folder: Path) -> Any:
+def write_part(reference: Sequence[Any], on_gpu: bool, part: Part, folder: Path) -> Any:
+    """Write the predictions of a part, in a task."""
     return _in_worker(reference[0], on_gpu).write(part, folder)
 
 
-def _score_batch(rows: Any, reference: Sequence[Any], on_gpu: bool) -> Any:
+def score_batch(rows: Any, reference: Sequence[Any], on_gpu: bool) -> Any:
+    """Return the predictions for the rows of a Dataset, in a task."""
     return _in_worker(reference[0], on_gpu).table(rows)
 
 
