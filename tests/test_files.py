@@ -99,11 +99,6 @@ def test_paths_that_cannot_be_files_raise_by_name(tmp_path: Path) -> None:
             pass
 
 
-def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert write_whole("~/model", b"x") == tmp_path / "model"
-
-
 @pytest.mark.parametrize("path", [None, b"model", "a\0b", "", 7, ["model"], "~nobody-of-this-name/model"])
 def test_wrong_path_raises_by_name(path: Any) -> None:
     with pytest.raises(InvalidInputError, match="path must be"):

@@ -72,20 +72,6 @@ def test_estimates_equal_the_double_loop(data, estimator, kernel, bandwidth):
     assert result.value == pytest.approx(estimate_slow(h, estimator), abs=1e-12)
 
 
-def test_three_samples_by_hand():
-    # Distances .5, .5, 0 and ν = .5. Residuals r1 = (0, 0), r2 = (.5, −.5), r3 = (−.5, .5).
-    # h12 = h13 = 0, h23 = e⁰·(−.5) = −.5; on the diagonal 0, .5, .5.
-    probs, labels = np.array([[1.0, 0.0], [0.5, 0.5], [0.5, 0.5]]), np.array([0, 0, 1])
-    quadratic = kernel_calibration_error(probs, labels)
-    assert quadratic.bandwidth == 0.5
-    assert quadratic.value == pytest.approx(-0.5 / 3)
-    assert kernel_calibration_error(probs, labels, estimator="biased").value == pytest.approx(0, abs=1e-15)
-    # The other way round, all residuals differ from zero: r1 = (−1, 1), h12 = h13·(−1) = e⁻¹·(−1).
-    linear = kernel_calibration_error(probs, np.array([1, 0, 1]), estimator="unbiased-linear")
-    assert linear.value == pytest.approx(-math.exp(-1))
-    assert math.isnan(linear.p_value), "one pair has no standard error"
-
-
 @pytest.mark.parametrize("estimator", ["unbiased-quadratic", "biased"])
 def test_bootstrap_equals_the_double_loop(estimator):
     generator = np.random.default_rng(3)
@@ -168,29 +154,6 @@ def test_certain_predictions_have_extreme_p_values(estimator):
     assert wrong.value == pytest.approx(2)  # equal rows: k = 1, and |(−1, 1)|² = 2
     assert wrong.p_value < 0.01
     assert wrong.bandwidth == 1, "equal rows have no distance"
-
-
-def test_where_most_rows_are_equal_the_mean_distance_is_the_bandwidth():
-    probs = np.array([[1.0, 0.0]] * 5 + [[0.5, 0.5]])
-    assert kernel_calibration_error(probs, [0] * 6).bandwidth == pytest.approx(5 * 0.5 / 15)
-
-
-def test_result_is_a_number_and_prints_what_it_is():
-    result = kernel_calibration_error(np.full((4, 2), 0.5), [0, 1, 0, 0], estimator="biased", resamples=9)
-    assert float(result) == result.value == pytest.approx(0.125)
-    assert str(result) == (
-        f"squared kernel calibration error 1.250e-01, p-value {result.p_value:.4f} "
-        "(biased, total-variation kernel, bandwidth 1, 4 samples)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("estimator", "quadratic"), ("kernel", "rbf"), ("bandwidth", 0), ("bandwidth", "median"), ("resamples", -1)],
-)
-def test_invalid_options_are_named(name, value):
-    with pytest.raises(InvalidInputError, match=f"^{name} must"):
-        kernel_calibration_error([[0.5, 0.5], [0.4, 0.6]], [0, 1], **{name: value})
 
 
 @pytest.mark.parametrize("estimator", ["unbiased-quadratic", "biased"])

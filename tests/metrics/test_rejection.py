@@ -47,36 +47,3 @@ def test_area_is_the_mean_over_all_orders_of_equal_confidences(data):
         if all(confidences[a] >= confidences[b] for a, b in pairwise(order))
     ]
     assert accuracy_rejection_area(probs, labels) == pytest.approx(np.mean(areas))
-
-
-def test_curve_by_hand():
-    # From the most confident: .9 right, .8 wrong, two of .6 of which one is right.
-    probs = np.array([[0.6, 0.4], [0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
-    labels = np.array([0, 0, 0, 0])
-    curve = accuracy_rejection(probs, labels)
-    assert curve.thresholds.tolist() == [0.6, 0.8, 0.9]
-    assert curve.rejected.tolist() == [0, 0.5, 0.75]
-    assert curve.accuracies.tolist() == [0.5, 0.5, 1]
-    assert curve.area == pytest.approx((1 + 1 / 2 + 1.5 / 3 + 2 / 4) / 4)
-    assert curve.n_samples == 4
-
-
-def test_confidence_that_knows_its_errors_has_the_larger_area():
-    labels = np.zeros(100, dtype=int)
-    wrong = np.arange(100) < 20
-    knows = np.where(wrong, 0.45, 0.9)
-    does_not = np.where(wrong, 0.05, 0.6)  # the wrong ones are sure of the other class
-    assert accuracy_rejection_area(np.column_stack([knows, 1 - knows]), labels) > 0.95
-    assert accuracy_rejection_area(np.column_stack([does_not, 1 - does_not]), labels) < 0.6
-
-
-def test_curve_prints_some_of_its_points():
-    values = np.linspace(0.5, 1, 200)
-    text = str(accuracy_rejection(np.column_stack([values, 1 - values]), (np.arange(200) % 4 == 1).astype(int)))
-    lines = text.splitlines()
-    assert lines[0].startswith("Accuracy under rejection: 200 samples, area 0.")
-    assert lines[1].split() == ["rejected", "threshold", "accuracy"]
-    assert lines[2].split() == ["0.0%", "0.5000", "0.7500"]
-    assert [line.split()[0] for line in lines[2:]] == [
-        "0.0%", "5.0%", "10.0%", "20.0%", "30.0%", "40.0%", "50.0%", "70.0%", "90.0%",
-    ]  # fmt: skip

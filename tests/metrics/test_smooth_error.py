@@ -83,31 +83,6 @@ def test_equal_predictions_cost_their_distance_from_the_observed_frequency(error
     assert error(probs, labels, of=1) == pytest.approx(abs(1 - rate - 0.4), abs=1e-6)
 
 
-@pytest.mark.parametrize("error", ERRORS)
-def test_constant_offset_is_its_own_error(error):
-    generator = np.random.default_rng(0)
-    truth = generator.uniform(0.2, 0.7, size=40_000)
-    labels = (generator.random(40_000) < truth).astype(int)
-    assert error(np.column_stack([1 - truth, truth]), labels, of=1) < 0.015
-    offset = truth + 0.2
-    assert error(np.column_stack([1 - offset, offset]), labels, of=1) == pytest.approx(0.2, abs=0.015)
-
-
-def test_predictions_that_are_almost_equal_cost_as_equal_ones():
-    values = 0.6 + np.array([0, 1e-16, 1e-9, 1e-7, 0, 0])
-    probs = np.column_stack([values, 1 - values])
-    assert kde_calibration_error(probs, [0, 0, 0, 1, 1, 1]) == pytest.approx(0.1, abs=1e-4)
-
-
-@few
-@given(data=predictions())
-def test_errors_lie_between_the_gap_of_the_means_and_one(data):
-    values, outcomes = event(*data, "confidence")
-    smooth = smooth_calibration_error(*data)
-    assert abs(np.mean(outcomes - values)) - 1e-8 <= smooth <= np.mean(np.abs(outcomes - values)) + 1e-8
-    assert 0 <= kde_calibration_error(*data) <= 1 + 1e-6
-
-
 def test_one_sample_that_is_nearly_right_has_its_own_gap():
     """The width of its smoothing is less than a step of the grid."""
     gap = 2.8459886e-05

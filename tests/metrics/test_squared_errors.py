@@ -41,15 +41,6 @@ def test_debiased_error_equals_a_direct_loop(of):
     assert debiased_squared_calibration_error(probs, labels, bins=10, of=of) == pytest.approx(expected, rel=1e-10)
 
 
-def test_with_equal_predictions_in_a_bin_it_is_the_estimator_of_kumar():
-    probs = np.repeat([[0.8, 0.2], [0.6, 0.4]], [6, 4], axis=0)
-    labels = np.array([0, 0, 0, 1, 1, 1, 0, 0, 0, 1])
-    first, second = 0.3**2 - 0.5 * 0.5 / 5, 0.15**2 - 0.75 * 0.25 / 3
-    expected = 0.6 * first + 0.4 * second
-    found = debiased_squared_calibration_error(probs, labels, bins=10, adaptive=False)
-    assert found == pytest.approx(expected, rel=1e-10)
-
-
 def test_debiased_error_of_calibrated_predictions_is_0_on_average():
     generator = np.random.default_rng(2)
     debiased, plain = [], []
@@ -100,14 +91,6 @@ def test_marginal_error_is_the_root_of_the_mean_over_classes():
         assert found == pytest.approx(max(np.mean(squares), 0) ** 0.5, rel=1e-12)
     calm = np.full((40, 2), 0.5)
     assert marginal_calibration_error(calm, np.arange(40) % 2, bins=1) == 0.0  # the estimate is negative
-
-
-def test_top_label_errors_see_what_the_confidence_hides():
-    """At 0.7, "cat" is right 9 times of 10 and "dog" 5 of 10: on average 0.7 is right."""
-    probs = np.repeat([[0.7, 0.3], [0.3, 0.7]], 10, axis=0)
-    labels = np.array([0] * 9 + [1] + [1] * 5 + [0] * 5)
-    assert expected_calibration_error(probs, labels, bins=5) == pytest.approx(0.0, abs=1e-12)
-    assert top_label_calibration_error(probs, labels, bins=5) == pytest.approx(0.2, abs=1e-12)
 
 
 @pytest.mark.parametrize("adaptive", [True, False])

@@ -155,17 +155,6 @@ def test_grid_has_a_row_per_method_and_a_column_per_class():
     assert rendered(figure)
 
 
-def test_panel_without_samples_does_not_move_the_others():
-    probs, labels = overconfident(300, 3)
-    nothing = reliability(probs, labels, of=2, bins=5, threshold=1.0)
-    positions = []
-    for last in (bins_of(3)[2], nothing):
-        axes = reliability_grid({"a": bins_of(3), "b": [*bins_of(3)[:2], last]}, ["x", "y", "z"])
-        assert rendered(whole(axes))
-        positions.append([ax.get_position().bounds for ax in axes.flat])
-    np.testing.assert_allclose(*positions, atol=0.02)
-
-
 @pytest.mark.parametrize(("n_classes", "shape"), [(2, (1, 2)), (6, (2, 5))])
 def test_classes_keep_their_order_in_rows_of_five(n_classes, shape):
     names = [f"c{k}" for k in range(n_classes)]
@@ -195,12 +184,6 @@ def test_diagrams_on_given_subplots_are_not_cut(legend):
         (strip,) = ax.child_axes
         artists = [ax.title, strip.xaxis.label, *strip.get_xticklabels(), *([ax.get_legend()] if legend else [])]
         assert boxes_inside(figure, artists)
-
-
-def test_a_new_diagram_fills_its_figure():
-    ax = reliability_diagram(*overconfident(400, 3))
-    ax.figure.draw_without_rendering()
-    assert ax.get_legend().get_window_extent().y0 < 0.06 * ax.figure.bbox.height
 
 
 def test_class_grid_bins_probabilities_as_class_errors_does():

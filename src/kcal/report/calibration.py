@@ -30,8 +30,7 @@ from kcal.metrics.binning import bin_event
 from kcal.metrics.predictions import Binning, Predictions, check_predictions
 from kcal.metrics.resampling import DEFAULT_CONFIDENCE, Interval, wilson_interval
 from kcal.plots import rejection_curve, reliability_diagram, simplex_plot, subgroup_plot
-from kcal.plots.arguments import check_arguments, check_kind, check_names
-from kcal.plots.style import new_axes, wrap_label
+from kcal.plots.style import check_kind, check_names, new_axes, wrap_label
 from kcal.report.figures import inline_svg, square_axes
 from kcal.report.html import Markup, count, name, points, readable, render
 from kcal.validation import check_integer, shown
@@ -112,7 +111,7 @@ def render_report(
     title
         Title of the report.
     """
-    check_arguments(title=title, minimum_count=minimum_count)
+    check_integer(minimum_count, "minimum_count", minimum=0, maximum=10**12)
     check_integer(limit, "limit", minimum=1, maximum=MAX_CLASSES)
     for term, value in (("sources", sources), ("settings", settings)):
         check_kind(value, term, Mapping | None, "a dictionary from terms to text, or None")
