@@ -108,15 +108,6 @@ def test_gamma_0_and_coefficient_0_are_cross_entropy() -> None:
         torch.testing.assert_close(mmce_loss(logits, labels, coefficient=0, reduction=reduction), expected)
 
 
-@pytest.mark.parametrize("function", [focal_loss, mmce_loss])
-def test_reductions_are_those_of_torch(function: Any) -> None:
-    logits, labels = batch(1)
-    single = function(logits, labels, reduction="none")
-    assert single.shape == labels.shape
-    torch.testing.assert_close(function(logits, labels), single.mean())
-    torch.testing.assert_close(function(logits, labels, reduction="sum"), single.sum())
-
-
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("name", LOSSES)
 def test_value_and_gradient_are_finite_at_every_edge(name: str, edge: str) -> None:

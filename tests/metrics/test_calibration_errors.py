@@ -5,21 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from known_predictions import coarse_predictions
 
 from kcal.metrics import class_errors, classwise_calibration_error, evaluate, expected_calibration_error, reliability
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
-
-
-@st.composite
-def predictions(draw):
-    """Draw probabilities of few distinct values, so that ties and exact zeros and ones are common."""
-    n, k = draw(st.integers(1, 40)), draw(st.integers(2, 5))
-    weights = draw(arrays(np.int64, (n, k), elements=st.integers(0, 4))).astype(float)
-    weights[weights.sum(axis=1) == 0] = 1
-    labels = draw(arrays(np.int64, n, elements=st.integers(0, k - 1)))
-    return weights / weights.sum(axis=1, keepdims=True), labels
 
 
 def binned_error_slow(values, outcomes, bins, adaptive):
@@ -58,7 +48,7 @@ def classwise_error_slow(probs, labels, bins, adaptive, threshold):
 
 
 @steady
-@given(data=predictions(), bins=st.integers(1, 12), adaptive=st.booleans())
+@given(data=coarse_predictions(), bins=st.integers(1, 12), adaptive=st.booleans())
 def test_expected_calibration_error_equals_a_loop(data, bins, adaptive):
     probs, labels = data
     expected = expected_error_slow(probs, labels, bins, adaptive)
@@ -67,7 +57,7 @@ def test_expected_calibration_error_equals_a_loop(data, bins, adaptive):
 
 @steady
 @given(
-    data=predictions(),
+    data=coarse_predictions(),
     bins=st.integers(1, 12),
     adaptive=st.booleans(),
     threshold=st.sampled_from([0, 0.2, 0.25]),

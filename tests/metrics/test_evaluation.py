@@ -77,20 +77,3 @@ def test_named_labels_count_for_their_columns():
     named = evaluate(probs, ["b", "c", "a"], classes=["b", "c", "a"])
     assert named == evaluate(probs, [0, 1, 2])
     assert named == evaluate(probs, [2, 0, 1], classes=[2, 0, 1])
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "classes"),
-    [
-        ("labels", [0.5, 1.0, 0.0], None),
-        ("labels", [0.0, np.nan, 0.0], None),
-        ("labels", [1, 2, 1], None),
-        ("labels", ["b", "x", "a"], ["a", "b"]),
-        ("labels", [0, 1, 1], ["a", "b"]),
-        ("classes", ["b", "a", "a"], ["a", "a"]),
-        ("classes", ["b", "a", "a"], ["a", "b", "c"]),
-    ],
-)
-def test_invalid_labels_are_named(name, labels, classes):
-    with pytest.raises(InvalidInputError, match=f"^{name} must"):
-        evaluate([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], labels, classes=classes)

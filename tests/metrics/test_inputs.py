@@ -21,10 +21,6 @@ def changed(row, column, value):
     [
         (np.array([0.2, 1.8, 0.0]), r"1.8 at row 1. .*sigmoid"),
         (np.zeros((2, 2, 2)), r"shape \(2, 2, 2\)"),
-        (np.zeros((0, 3)), ""),
-        (np.ones((3, 0)), ""),
-        (np.array([["a", "b"]]), "text"),
-        (np.array([[1j, 0]]), "complex128"),
         (changed(1, 2, np.nan), "nan at row 1, column 2"),
         (changed(0, 1, -np.inf), "-inf at row 0, column 1"),
         (changed(1, 0, -0.1), r"-0.1 at row 1, column 0. If these are logits"),

@@ -13,7 +13,6 @@ from kcal.metrics import (
     class_errors,
     confidence_interval,
     evaluate,
-    expected_calibration_error,
     negative_log_likelihood,
 )
 
@@ -109,15 +108,6 @@ def test_scores_and_metrics_of_ones_own_have_percentile_intervals():
     own = confidence_interval(lambda p, y: float((p.argmax(axis=1) == y).mean()), probs, labels, resamples=100)
     weighted = confidence_interval(accuracy, probs, labels, resamples=100)
     assert own == pytest.approx(tuple(weighted))
-
-
-def test_interval_of_any_metric_draws_whole_groups():
-    probs, labels = two_classes(30, 0.0, np.random.default_rng(18))
-    again, groups = (np.repeat(probs, 20, axis=0), np.repeat(labels, 20)), np.repeat(np.arange(30), 20)
-    for metric in (accuracy, expected_calibration_error):
-        by_row = confidence_interval(metric, *again, resamples=60)
-        by_group = confidence_interval(metric, *again, resamples=60, groups=groups)
-        assert by_group.high - by_group.low > 1.5 * (by_row.high - by_row.low)
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import torch
 
-from kcal import metrics
 from kcal.metrics import METRICS, PAPER_METRICS, accuracy, confidence_interval, evaluate
 from kcal.metrics.registry import kind_of_metric
 
@@ -123,14 +122,6 @@ def test_evaluation_agrees_with_the_table(predictions):
     for protocol, table in (("standard", METRICS), ("paper", PAPER_METRICS)):
         for name, value in evaluate(*predictions, protocol=protocol).as_dict().items():
             assert table[name](*predictions) == pytest.approx(value, rel=1e-12), name
-
-
-def test_metrics_are_the_functions_of_their_names_and_no_title_has_two_meanings(predictions):
-    for name, metric in METRICS.items():
-        assert float(getattr(metrics, name)(*predictions)) == metric(*predictions), name
-    titles = {}
-    for metric in (*METRICS.values(), *PAPER_METRICS.values()):
-        assert titles.setdefault(metric.title, metric) == metric
 
 
 def test_intervals_know_the_kind_of_registered_metrics(predictions):

@@ -5,8 +5,7 @@ from itertools import pairwise, permutations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from known_predictions import coarse_predictions
 
 from kcal.metrics import accuracy
 from kcal.metrics.scores import accuracy_rejection, accuracy_rejection_area
@@ -14,17 +13,8 @@ from kcal.metrics.scores import accuracy_rejection, accuracy_rejection_area
 steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
 
-@st.composite
-def predictions(draw, most=30):
-    n, k = draw(st.integers(1, most)), draw(st.integers(2, 4))
-    weights = draw(arrays(np.int64, (n, k), elements=st.integers(0, 4))).astype(float)
-    weights[weights.sum(axis=1) == 0] = 1
-    labels = draw(arrays(np.int64, n, elements=st.integers(0, k - 1)))
-    return weights / weights.sum(axis=1, keepdims=True), labels
-
-
 @steady
-@given(data=predictions())
+@given(data=coarse_predictions())
 def test_every_point_equals_the_loop_over_thresholds(data):
     probs, labels = data
     confidences = probs.max(axis=1)
@@ -37,7 +27,7 @@ def test_every_point_equals_the_loop_over_thresholds(data):
 
 
 @steady
-@given(data=predictions(most=5))
+@given(data=coarse_predictions(most=5))
 def test_area_is_the_mean_over_all_orders_of_equal_confidences(data):
     probs, labels = data
     confidences, correct = probs.max(axis=1), probs.argmax(axis=1) == labels

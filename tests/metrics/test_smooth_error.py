@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_predictions import random_predictions
 from scipy.integrate import trapezoid
 from scipy.optimize import brentq
 
@@ -12,14 +13,6 @@ from kcal.metrics import kde_calibration_error, smooth_calibration_error
 few = settings(deadline=None, max_examples=15)  # the oracles are slow
 ERRORS = [smooth_calibration_error, kde_calibration_error]
 GRID = np.linspace(0, 1, 2001)
-
-
-@st.composite
-def predictions(draw):
-    n, k = draw(st.integers(1, 25)), draw(st.integers(2, 4))
-    generator = np.random.default_rng(draw(st.integers(0, 10_000)))
-    concentration = draw(st.sampled_from([0.2, 1.0, 10.0]))
-    return generator.dirichlet(np.full(k, concentration), size=n), generator.integers(0, k, size=n)
 
 
 def event(probs, labels, of):
@@ -57,7 +50,7 @@ def kde_error_slow(values, outcomes):
 
 
 @few
-@given(data=predictions(), of=st.sampled_from(["confidence", 0, 1]))
+@given(data=random_predictions(), of=st.sampled_from(["confidence", 0, 1]))
 def test_smooth_error_equals_direct_sums(data, of):
     values, outcomes = event(*data, of)
     if np.mean(np.abs(outcomes - values)) > 0.01:  # the dense grid does not resolve smaller widths
@@ -66,7 +59,7 @@ def test_smooth_error_equals_direct_sums(data, of):
 
 
 @few
-@given(data=predictions(), of=st.sampled_from(["confidence", 0, 1]))
+@given(data=random_predictions(), of=st.sampled_from(["confidence", 0, 1]))
 def test_kde_error_equals_direct_sums(data, of):
     values, outcomes = event(*data, of)
     if np.std(values) > 1e-3:

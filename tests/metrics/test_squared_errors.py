@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from known_predictions import draw_labels
 
 from kcal.metrics import (
     debiased_squared_calibration_error,
@@ -12,8 +12,6 @@ from kcal.metrics import (
     top_label_calibration_error,
 )
 
-steady = settings(deadline=None, derandomize=True, max_examples=40)
-
 
 def problem(seed, n=90, k=3, digits=None):
     generator = np.random.default_rng(seed)
@@ -22,10 +20,6 @@ def problem(seed, n=90, k=3, digits=None):
         probs = probs.round(digits) + 1e-3
         probs /= probs.sum(axis=1, keepdims=True)
     return probs, generator.integers(k, size=n)
-
-
-def true_labels(probs, generator):
-    return (generator.random(len(probs))[:, None] > probs.cumsum(axis=1)).sum(axis=1).clip(max=probs.shape[1] - 1)
 
 
 @pytest.mark.parametrize("of", ["confidence", 1])
@@ -46,7 +40,7 @@ def test_debiased_error_of_calibrated_predictions_is_0_on_average():
     debiased, plain = [], []
     for _ in range(300):
         probs = generator.dirichlet(np.ones(3), 200)
-        labels = true_labels(probs, generator)
+        labels = draw_labels(probs, generator)
         debiased.append(debiased_squared_calibration_error(probs, labels, bins=10))
         plain.append(murphy_decomposition(probs, labels, bins=10, of="confidence").reliability)
     error = np.std(debiased) / 300**0.5

@@ -12,7 +12,6 @@ from kcal.metrics import (
     accuracy_rejection,
     accuracy_rejection_area,
     debiased_squared_calibration_error,
-    evaluate,
     kde_calibration_error,
     kernel_calibration_error,
     reliability,
@@ -43,18 +42,6 @@ def test_bins_of_whole_weights_equal_those_of_repeated_rows(seed, bins, adaptive
         np.testing.assert_allclose(weighted.mean_prediction, repeated.mean_prediction, atol=1e-9)
         np.testing.assert_allclose(weighted.observed_frequency, repeated.observed_frequency, atol=1e-9)
         assert weighted.calibration_error == pytest.approx(repeated.calibration_error, abs=1e-9)
-
-
-def test_rows_of_weight_0_leave_with_their_groups():
-    generator = np.random.default_rng(7)
-    probs, labels = generator.dirichlet(np.ones(3), size=60), generator.integers(3, size=60)
-    weights, groups = np.repeat([1.0, 0.0], [40, 20]), np.arange(60) // 5
-    options = {"confidence": 0.9, "resamples": 50}
-    some = evaluate(probs, labels, sample_weight=weights, groups=groups, **options)
-    alone = evaluate(probs[:40], labels[:40], groups=groups[:40], **options)
-    assert some == alone
-    assert some.intervals == alone.intervals
-    assert some.n_samples == 40
 
 
 def kernel_biased(probs, labels, sample_weight=None):

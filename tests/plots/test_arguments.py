@@ -16,18 +16,6 @@ from kcal.metrics import AverageRanks, accuracy_rejection, average_ranks, canoni
 from kcal.projection import TrainingCurve
 
 BAD: list[Any] = [-1, 2.5, b"x", [], {"a": None}, {"a": [1]}, object(), float("nan"), 10**30, np.zeros((2, 2, 2))]
-    -1,
-    2.5,
-    b"x",
-    [],
-    {"a": None},
-    {"a": [1]},
-    object(),
-    float("nan"),
-    10**30,
-    np.zeros((2, 2, 2)),
-    iter([1]),
-]
 PROBS, LABELS = overconfident(60, 3)
 BINS = [reliability(PROBS, LABELS, of=k, adaptive=False) for k in range(3)]
 CURVE = BandwidthCurve(np.ones(1), np.ones(1), 1.0, 1.0, at_edge=False)

@@ -87,33 +87,6 @@ def test_bands_are_wilson_intervals_at_the_mean_predictions(bins, confidence):
     assert not any("band" in text for text in legend_texts(reliability_diagram(bins, confidence=None)))
 
 
-def test_probabilities_and_labels_are_cut_into_bins_of_equal_width():
-    probs, labels = overconfident(300, 3)
-    for of in ("confidence", 1):
-        ax, expected = (
-            reliability_diagram(probs, labels, of=of),
-            reliability_diagram(reliability(probs, labels, of=of, adaptive=False)),
-        )
-        assert ax.get_title() == expected.get_title()
-        heights, same = ([bar.get_height() for bar in bars(each, OBSERVED)] for each in (ax, expected))
-        assert heights == same
-
-
-def test_labels_title_and_legend_state_what_is_shown(bins):
-    ax = reliability_diagram(bins)
-    (strip,) = ax.child_axes
-    assert (strip.get_xlabel(), ax.get_ylabel(), strip.get_ylabel()) == ("confidence", "accuracy", "samples")
-    assert ax.get_title() == f"confidence: calibration error {bins.calibration_error:.3f}"
-    assert "95 % confidence band" in legend_texts(ax)
-    of_class = reliability([[0.4, 0.6]] * 20, [0] * 20, of=1)
-    named = reliability_diagram(of_class, class_name="$a$")
-    assert named.child_axes[0].get_xlabel() == r"predicted probability of \$a\$"
-    assert rendered(named.figure)
-    ax = Figure().add_subplot()
-    assert reliability_diagram(bins, ax=ax, title="before", legend=False) is ax
-    assert (ax.get_title(), ax.get_legend()) == ("before", None)
-
-
 def test_equal_count_bars_stand_at_mean_prediction():
     probs = np.concatenate([np.linspace(0.5, 0.6, 20), np.full(80, 0.999)])
     adaptive = reliability(np.column_stack([1 - probs, probs]), np.ones(100, dtype=int), bins=5, adaptive=True)
@@ -153,15 +126,6 @@ def test_grid_has_a_row_per_method_and_a_column_per_class():
         assert len(bars(ax, OBSERVED)) == (of_panel.merged(20).counts > 0).sum()
         assert [text.get_text() for text in ax.texts] == [f"error {of_panel.calibration_error:.3f}"]
     assert rendered(figure)
-
-
-@pytest.mark.parametrize(("n_classes", "shape"), [(2, (1, 2)), (6, (2, 5))])
-def test_classes_keep_their_order_in_rows_of_five(n_classes, shape):
-    names = [f"c{k}" for k in range(n_classes)]
-    axes = class_reliability_grid(bins_of(n_classes), class_names=names, title="before")
-    assert [ax.get_title().strip() for ax in axes] == names
-    assert axes[0].get_subplotspec().get_gridspec().get_geometry() == shape
-    assert whole(axes).subfigs[0].get_suptitle() == "before"
 
 
 def test_worst_of_many_classes_are_drawn_and_the_title_says_so():
