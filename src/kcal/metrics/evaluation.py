@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -121,10 +121,29 @@ class Evaluation:
         return f"{self.bins} {kind}; class-wise errors over {over}; probabilities clipped {clipping} in logarithms"
 
 
+class EvaluationOptions(TypedDict, total=False):
+    """The types of the options of `evaluate`."""
+
+    classes: ArrayLike | None
+    protocol: Protocol
+    bins: int | None
+    threshold: Threshold | None
+    clip: Clip
+    sample_weight: ArrayLike | None
+    confidence: float | None
+    resamples: int
+    groups: ArrayLike | None
+    seed: int
+
+
 @overload
-def evaluate(probs: ArrayLike, labels: ArrayLike, *, by: None = None, **options: Any) -> Evaluation: ...
+def evaluate(
+    probs: ArrayLike, labels: ArrayLike, *, by: None = None, **options: Unpack[EvaluationOptions]
+) -> Evaluation: ...
 @overload
-def evaluate(probs: ArrayLike, labels: ArrayLike, *, by: ArrayLike, **options: Any) -> SubgroupEvaluation: ...
+def evaluate(
+    probs: ArrayLike, labels: ArrayLike, *, by: ArrayLike, **options: Unpack[EvaluationOptions]
+) -> SubgroupEvaluation: ...
 def evaluate(
     probs: ArrayLike,
     labels: ArrayLike,

@@ -443,14 +443,10 @@ def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> int:
 def _check_evaluation(evaluations: Any, method: str, shape: tuple[int, ...]) -> Evaluation:
     """Return the evaluation of a method; raise unless it is one of samples and classes of this shape."""
     found = evaluations.get(method) if isinstance(evaluations, Mapping) else None
-    if not isinstance(found, Evaluation):
-        expected = "must map every method of probs to the result of kcal.metrics.evaluate"
-        raise InvalidInputError("evaluations", expected, got=f"{shown(found)} for {method!r}")
-    if (found.n_samples, found.n_classes) != shape:
-        expected = f"must be of the same samples and classes as probs, {shape} for {method!r}"
-        got = f"{found.n_samples:,} samples of {found.n_classes:,} classes"
-        raise InvalidInputError("evaluations", expected, got=got)
-    return found
+    if isinstance(found, Evaluation) and (found.n_samples, found.n_classes) == shape:
+        return found
+    got = f"{shown(evaluations)}, without one of the {shape[0]:,} samples and {shape[1]:,} classes of {method!r}"
+    raise InvalidInputError("evaluations", "must map every method of probs to the result of evaluate", got=got)
 
 
 def _settings(report: Report, *, weighted: bool) -> dict[str, str]:
