@@ -77,6 +77,13 @@ def test_existing_file_keeps_its_mode_and_is_never_more_open_before(tmp_path: Pa
     assert path.read_text() == "new"
 
 
+def test_who_reads_the_old_file_reads_it_to_its_end(tmp_path: Path) -> None:
+    path = write_whole(tmp_path / "model", b"old")
+    with path.open("rb") as reader:
+        write_whole(path, b"new")
+        assert reader.read() == b"old"
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_symbolic_link_stays_and_its_target_is_written(tmp_path: Path, exists: bool) -> None:
     folder = tmp_path / "elsewhere"
