@@ -23,7 +23,7 @@ from kcal.errors import printable
 from kcal.kernels import Contributions, largest_contributions
 from kcal.progress import progress_bar
 from kcal.samples import Samples
-from kcal.validation import check_integer, require_pandas
+from kcal.validation import check_integer
 
 if TYPE_CHECKING:
     import pandas
@@ -168,7 +168,9 @@ class Explanation:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame of the :meth:`columns`."""
-        return require_pandas().DataFrame(self.columns())
+        import pandas
+
+        return pandas.DataFrame(self.columns())
 
     def cells(self, row: int = 0) -> list[list[str]]:
         """Return the table of one prediction as text, line by line: a heading, the samples, the parts, their sum.

@@ -17,7 +17,6 @@ from kcal.validation import (
     check_choice,
     check_groups,
     check_number,
-    require_pandas,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +66,8 @@ class PerformanceEstimate:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per metric, and per class for recall and precision."""
-        pandas = require_pandas()
+        import pandas
+
         rows: dict[tuple[str, Any], Any] = {(name, ""): getattr(self, name) for name in TITLES}
         for name in ("recall", "precision"):
             rows |= {(name, label): row for label, row in zip(self.classes.tolist(), getattr(self, name), strict=True)}
