@@ -81,7 +81,7 @@ def test_the_embedded_example_is_a_task_with_companions():
         ("group_calibration_share", lambda _: np.array(1.5)),
         ("pool_labels", lambda labels: labels + 3),
         ("train_labels", lambda labels: labels[:-1]),
-        ("pool_embeddings", lambda rows: rows[:-1]),
+        ("pool_logits", lambda rows: rows[:-1]),
         ("pool_embeddings", lambda rows: np.full_like(rows, np.nan)),
         ("train_embeddings", lambda rows: rows[:, :2]),
         ("out_of_scope_logits", lambda _: np.zeros((20, 2))),
@@ -148,7 +148,7 @@ def test_damaged_files_are_named(name, task, tmp_path):
     content[100:140] = bytes(40)
     for damaged in (bytes(content), b"PK nothing"):
         (tmp_path / name).write_bytes(damaged)
-        with pytest.raises(FileFormatError, match=f"{name} is not an npz file of arrays, or is damaged"):
+        with pytest.raises(FileFormatError, match=f"{name} cannot be read"):
             read_task(path)
         with pytest.raises(FileFormatError, match=rf"{name} .*Nothing was run"):
             check_tasks(tmp_path)

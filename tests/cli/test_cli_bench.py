@@ -95,7 +95,7 @@ QUICK = ("--methods", "ts", "--splits", "1", "--jobs", "1")
 def test_a_bad_file_of_the_folder_is_told_before_anything_is_run(run, tasks):
     (tasks / "worms.npz").write_bytes(b"PK nothing")
     message = " ".join(run("bench", "tasks", *QUICK, code=1).stderr.split())
-    assert "tasks/worms.npz is not an npz file of arrays" in message
+    assert "tasks/worms.npz cannot be read" in message
     assert "Nothing was run: repair the file, or remove it from tasks." in message
     run("bench", "taks", *QUICK, code=2)
     assert not Path("kcal-bench").exists()
