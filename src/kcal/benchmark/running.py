@@ -151,7 +151,7 @@ def _run_splits(
         progress(f"{title}{step}", len(done), len(keys))
 
     report("")
-    learned = {name: key for name in names if (key := projection_key(name, seed=plan.seed)) is not None}
+    learned = {name: what for name in names if (what := projection_key(name, seed=plan.seed)) is not None}
     trainers: dict[str, str] = {}  # by what is learned, one of the methods that share it
     for key in missing:
         if key.method in learned:

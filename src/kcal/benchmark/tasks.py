@@ -317,7 +317,7 @@ def _companion_logits(arrays: Mapping[str, NDArray[Any]], pool: ClassifierOutput
     """Return the logits of a companion's file, for the rows of the pool."""
     given = {"logits": _get(arrays, "pool_logits")}
     with errors_about("pool_"):
-        logits = check_parts(given)["logits"].astype(np.float32)
+        logits: NDArray[np.float32] = check_parts(given)["logits"].astype(np.float32)
     if logits.shape != pool.logits.shape:
         raise InvalidInputError("pool_logits", f"must have the shape {pool.logits.shape}", got=str(logits.shape))
     if not np.array_equal(arrays.get("pool_labels", pool.labels), pool.labels):

@@ -99,12 +99,12 @@ def read_outputs(
         several = name if isinstance(name, list | tuple) else ["" if name is None and part != "prefix" else name]
         if not all(isinstance(text, str) for text in several):
             raise InvalidInputError(part, "must be a name, or a list of columns", got=shown(name))
-    single = next((part for part in MATRICES if wanted[part] is not None and not _other_file(wanted[part])), "")
+    single = next((part for part in MATRICES if wanted[part] is not None and not other_file(wanted[part])), "")
     file = _open(check_path(path), single)
     found: dict[str, NDArray[Any]] = {}
     columns: dict[str, tuple[str, ...]] = {}
     for part in sorted(PARTS, key=lambda part: wanted[part] == "*"):  # those that take all other columns come last
-        if (match := _other_file(wanted[part])) is not None:
+        if (match := other_file(wanted[part])) is not None:
             source = _open(Path(match[1]), part)
             names = source.find(part, match[2] or part) or source.only(part)
         else:
@@ -119,7 +119,7 @@ def read_outputs(
         checked = check_parts(found)
         order, stored = _find_classes(file, classes, class_names(columns.get("logits", ()), logits), prefix)
         if order is not None and "labels" in checked:
-            positions = classes is not None or (stored and not _other_file(labels))
+            positions = classes is not None or (stored and not other_file(labels))
             checked["labels"], order = _match_labels(checked["labels"], order, positions=positions)
     return FileOutputs(**checked, classes=order, columns=columns, available=file.names)
 
@@ -159,7 +159,7 @@ def class_names(columns: Sequence[str], name: Names) -> tuple[str, ...]:
     """Return what columns of logits are called after the start of their pattern or prefix: cat for logits_cat."""
     if len(columns) < 2 or not isinstance(name, str):
         return ()
-    match = _other_file(name)
+    match = other_file(name)
     pattern = (match[2] or "*") if match else name
     if "*" not in pattern:
         pattern = f"{pattern if columns[0].startswith(f'{pattern}_') else pattern[:-1]}_*"
@@ -177,7 +177,7 @@ def _listed(names: Sequence[str]) -> str:
     return shorten(names) or "nothing with a name"
 
 
-def _other_file(name: Names) -> re.Match[str] | None:
+def other_file(name: Names) -> re.Match[str] | None:
     """Return the match of a file, and of a name in it, in place of the name of an array or column."""
     return _OTHER_FILE.fullmatch(name) if isinstance(name, str) else None
 
