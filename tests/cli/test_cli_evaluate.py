@@ -57,27 +57,6 @@ def test_tables_are_as_wide_as_the_terminal_and_name_every_value(
     assert max(len(line) for line in output.splitlines()) <= 80
 
 
-def test_the_blend_is_called_as_its_class(run, calibration, test_set):
-    output = run("compare", calibration, test_set, "--methods", "kcal-blend", "--no-intervals").stdout
-    assert kcal.KCalBlend.__name__ in output
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
-def test_every_format_gives_the_same_figures(run, model, test_set, tmp_path, suffix):
-    arrays, data = blobs(60, 2), tmp_path / f"data{suffix}"
-    if suffix == ".npy":
-        np.save(data, arrays["embeddings"])
-        np.save("labels.npy", arrays["labels"])
-        np.save("logits.npy", arrays["logits"])
-        options = ("--labels", "labels.npy", "--logits", "logits.npy", "--classes", "cat,dog,owl")
-    else:
-        options = TABLE
-        write_columns(data, columns_of(arrays))
-    expected, found = metrics(run, model, test_set), metrics(run, model, data, *options)
-    for method in ("uncal", "kcal"):
-        assert found[method] == pytest.approx(expected[method], rel=1e-4)
-
-
 @pytest.mark.parametrize("method", ["kcal-logits", "kcal-blend", "kcal"])
 def test_rows_that_the_model_was_fitted_on_are_rejected_with_3(run, calibration, tmp_path, method):
     projection = () if method == "kcal-blend" else ("--projection", "identity")

@@ -44,21 +44,6 @@ def test_predictions_have_ids_classes_and_evidence(run, suffix):
     np.testing.assert_allclose(found["evidence"], model.evidence(new["embeddings"]), rtol=1e-5)
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".npy", *TABLES])
-def test_every_format_in_gives_the_same_probabilities(run, model, expected, tmp_path, suffix):
-    arrays, data = blobs(60, 2), tmp_path / f"new{suffix}"
-    options: list[object] = []
-    if suffix == ".npz":
-        np.savez(data, embeddings=arrays["embeddings"])
-    elif suffix == ".npy":
-        np.save(data, arrays["embeddings"])
-    else:
-        write_columns(data, columns_of(arrays))
-        options = ["--embeddings", "e_*"]
-    run("predict", model, data, "-o", "p.npy", *options)
-    np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-5)
-
-
 def test_a_model_finds_its_columns_in_a_table_by_name(run, tmp_path, expected):
     calibration, new = columns_of(blobs(90, 1)), columns_of(blobs(60, 2))
     write_columns(tmp_path / "calibration.parquet", calibration)
@@ -80,15 +65,6 @@ def test_columns_chosen_by_a_pattern_are_put_in_the_order_of_the_model(run, tmp_
     for name in ("new", "turned"):
         run("predict", "m.kcal", f"{name}.csv", "-o", f"{name}.npy", *options)
     np.testing.assert_array_equal(np.load("new.npy"), np.load("turned.npy"))
-
-
-def test_a_foreign_or_missing_model_is_named(run, test_set):
-    Path("foreign.kcal").write_bytes(b"not a model")
-    assert "foreign.kcal is not a kcal file" in run("predict", "foreign.kcal", test_set, "-o", "p.npy", code=1).stderr
-    kcal.save(kcal.train_projection(blobs(90, 1)["embeddings"], blobs(90, 1)["labels"]), "projection.kcal")
-    for words in (("predict", "projection.kcal", test_set, "-o", "p.npy"), ("evaluate", "projection.kcal", test_set)):
-        assert "projection" in run(*words, code=1).stderr
-    assert "missing.kcal" in run("predict", "missing.kcal", test_set, "-o", "p.npy", code=2).stderr
 
 
 def test_a_failed_run_leaves_the_old_output_alone(run, model, test_set):
