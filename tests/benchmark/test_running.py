@@ -96,14 +96,19 @@ def test_projections_see_training_data_and_at_most_the_first_calibration_set(
 
 
 def test_results_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:
-    plan = Plan(("ts", "mmce"), n_splits=2, jobs=1)
+    plan = Plan(("ts", "mmce", "kcal-untrained"), n_splits=2, jobs=1)
     found = {result.key: result for result in run([task], plan, tmp_path)}
-    assert len(found) == 2 * 2 * 3  # by row and by group, two splits, three methods
+    assert len(found) == 2 * 2 * 4  # by row and by group, two splits, four methods
     for by_group in (False, True):
         for split in task.splits(2, 0, by_group=by_group):
+            labels, fitted = task.pool.labels[split.test], split.calibration
+            groups = task.pool.groups[fitted] if by_group else None
+            own = KCal(projection="identity").fit(task.pool.embeddings[fitted], task.pool.labels[fitted], groups=groups)
+            predicted = {"kcal-untrained": own.predict_proba(task.pool.embeddings[split.test])}
             for name, logits in (("ts", task.pool.logits), ("mmce", task.companions["mmce"])):
-                scaling = TemperatureScaling().fit(logits[split.calibration], task.pool.labels[split.calibration])
-                probs, labels = scaling.predict_proba(logits[split.test]), task.pool.labels[split.test]
+                scaling = TemperatureScaling().fit(logits[fitted], task.pool.labels[fitted])
+                predicted[name] = scaling.predict_proba(logits[split.test])
+            for name, probs in predicted.items():
                 expected = metrics.evaluate(probs, labels, protocol="paper")
                 result = found[ResultKey("small", by_group, split.index, name)]
                 assert result.error is None

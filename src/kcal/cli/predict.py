@@ -233,13 +233,11 @@ def chosen_rows(outputs: Any, path: Path, rows: Sequence[int] | None, ids: Seque
     """Return the rows that the user chose by number or by id, in this order; all rows without a choice."""
     import numpy as np
 
-    if rows:
-        last = inputs.n_rows(outputs) - 1
-        if max(rows) > last:
-            raise kcal.InvalidInputError("--row", f"must be a row of {path}, 0 to {last:,}", got=f"{max(rows):,}")
-        return np.array(rows)
+    last = inputs.n_rows(outputs) - 1
+    if rows and max(rows) > last:
+        raise kcal.InvalidInputError("--row", f"must be a row of {path}, 0 to {last:,}", got=f"{max(rows):,}")
     if not ids:
-        return np.arange(inputs.n_rows(outputs))
+        return np.array(rows or range(last + 1))
     if outputs.ids is None:
         raise kcal.InvalidInputError("--id", f"needs ids, and {path} has none", remedy="Name them with --ids.")
     places = [np.flatnonzero(outputs.ids.astype(str) == name) for name in ids]
