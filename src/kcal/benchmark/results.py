@@ -136,9 +136,13 @@ class Results:
         """Tasks, by row and by group, in the order of the run."""
         return tuple(dict.fromkeys(result.key.row for result in self.results))
 
+    @cached_property
+    def _by_method(self) -> dict[Any, pandas.DataFrame]:
+        return dict(list(self.frame.groupby(["label", "method"], sort=False)))
+
     def of_method(self, row: Row, method: str) -> pandas.DataFrame:
         """Return a method's lines over the splits of a row, with failures; empty if it was not run there."""
-        return self.frame[(self.frame["label"] == row.label) & (self.frame["method"] == method)]
+        return self._by_method.get((row.label, method), self.frame.iloc[:0])
 
     @property
     def versions(self) -> dict[str, str]:

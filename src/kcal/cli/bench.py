@@ -44,10 +44,7 @@ def bench(
 
     [green]kcal bench tasks --out results --engine ray --jobs 64[/]
     """
-    check_options(
-        (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
-        (engine != "ray" and address, "--address has no effect without --engine ray."),
-    )
+    check_options((engine != "ray" and address, "--address has no effect without --engine ray."))
     import joblib
 
     from kcal import benchmark

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -86,7 +86,9 @@ Reduction = Annotated[
 MinClusterSize = Annotated[int, _main("N", "Smallest number of samples per mean. (default: 1)")]
 VerifyData = Annotated[File, _input_option("DATA", f"Rows to verify the file with. {DATA_FILE}")]
 Tolerance = Annotated[Number, _main("X", "Accepted difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
-Engine = Annotated[str, _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")]
+Engine = Annotated[
+    Literal["local", "ray"], _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")
+]
 Address = Annotated[Text, _main("HOST:PORT", "Head of the Ray cluster; local for a new one. (default: this machine's)")]
 Workers = Annotated[Integer, _main("N", "Worker processes on Ray. (default: as many as fit)", min=1)]
 Evidence = Annotated[bool, _main(None, "Add evidence: the share of calibration samples that have less.", "--evidence")]

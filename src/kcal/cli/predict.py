@@ -53,7 +53,6 @@ def predict(
     """
     check_options(
         (not (data.exists() or has_magic(str(data))), f"DATA {str(data)!r} does not exist."),
-        (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
         (engine != "ray" and (address or workers), "--address and --workers have no effect without --engine ray."),
     )
     if engine == "ray" or is_several(data):
