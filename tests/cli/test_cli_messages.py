@@ -89,6 +89,7 @@ def test_paths_are_checked_before_torch_is_imported(model, test_set):
         ["export", str(model), "-o", "head.txt"],
         ["explain", str(model), str(test_set), "--plot", "why.gif"],
         ["bench", "no"],
+        ["serve", "no.kcal"],
     ]
     assert "torch" not in modules_after(*paths)
 
@@ -190,6 +191,7 @@ predict M *.parquet -o N --logits e* | 2 | --logits
 predict M *.parquet -o N --engine spark | 2 | --engine
 predict M *.parquet -o N --workers 2 | 2 | --workers
 evaluate M | 2 | needs DATA
+evaluate C T | 2 | leave DATA out
 evaluate T --allow-overlap | 2 | --allow-overlap
 evaluate M C | 3 | rows of calibration.npz
 evaluate M T --no-intervals --resamples 50 | 2 | --no-intervals
@@ -226,9 +228,12 @@ bench --splits 0 | 2 | --splits
 bench --address here | 2 | --address
 task N.npz --train C | 2 | both --train and --pool
 task N.npz --train C --pool T --share 2 | 2 | between 0 and 1
+task missing.npz | 2 | NAME.npz does not exist; got missing.npz
 task T | 1 | test.npz: pool_embeddings is missing
 task C --train C --pool T | 1 | NAME.npz must not replace an input; got calibration.npz
 serve M --complete-store | 2 | needs --store
+serve M --network missing | 2 | 'missing' does not exist
+serve M --tokens missing | 2 | 'missing' does not exist
 serve M --max-body-mb inf | 2 | --max-body-mb
 serve M --max-wait-ms nan | 2 | --max-wait-ms
 token make x.json | 2 | make

@@ -43,7 +43,7 @@ def test_a_complete_store_must_be_given_and_have_samples(run, model, tmp_path):
     assert "must have samples" in " ".join(result.stderr.split())
 
 
-def test_a_missing_extra_says_how_to_install_it(run, tmp_path, monkeypatch):
+def test_a_missing_extra_says_how_to_install_it(run, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = run("serve", model, code=1)
     assert "pip install 'kcal[serve]'" in result.stderr

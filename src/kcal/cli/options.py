@@ -172,7 +172,9 @@ Served = Annotated[Path, _input("MODEL", "A file that kcal fit wrote, or a folde
 SERVICE = {
     "network": Annotated[
         File,
-        _input_option("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)"),
+        _input_option(
+            "FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)"
+        ),
     ],
     "host": Annotated[Text, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")],
     "port": Annotated[
