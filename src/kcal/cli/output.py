@@ -118,7 +118,8 @@ def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     def cells(values: Any) -> Any:
         if not is_csv or values.dtype.kind not in "UO":
             return values
-        return [with_mark(cell) if isinstance(cell, str) else cell for cell in values.tolist()]
+        marked = [with_mark(cell) if isinstance(cell, str) else cell for cell in values.tolist()]
+        return pyarrow.array(marked, from_pandas=True)  # missing text is empty
 
     table = pyarrow.table({with_mark(name) if is_csv else name: cells(values) for name, values in columns.items()})
     with kcal.files.atomic_path(path) as temporary:

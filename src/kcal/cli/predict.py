@@ -186,7 +186,6 @@ def explain(
     check_options((row and id_, "--row and --id choose rows in two ways; give one of them."))
     check_writable(csv, (".csv",), inputs=(model, data), option="--csv")
     check_writable(plot, FIGURES, inputs=(model, data), option="--plot")
-    import numpy as np
 
     if csv is not None:
         kcal.embeddings.read.require_pyarrow()
@@ -205,9 +204,10 @@ def explain(
     explanation = replace(explanation, numbers=rows)
     names = {} if outputs.ids is None else dict(zip(rows.tolist(), outputs.ids.tolist(), strict=True))
     if csv is not None:
-        columns = explanation.columns()
-        row_ids = {"row_id": np.array([names[row] for row in columns["row"].tolist()])} if names else {}
-        write_table(csv, {"row": columns.pop("row"), **row_ids, **columns})
+        frame = explanation.to_frame()
+        if names:
+            frame.insert(1, "row_id", frame["row"].map(names))
+        write_table(csv, {name: frame[name].to_numpy() for name in frame})
     if plot is not None:
         title = f"{explanation.heading()}, {names[rows[0]]}" if names else explanation.heading()
         axes = plots.explanation(explanation, 0, title=plots.style.wrap_label(title))
