@@ -29,13 +29,15 @@ def evaluate(
     data: options.TestData = None,
     before: options.Before = None,
     probabilities: options.Probabilities = None,
+    by: options.By = None,
     **shared: options.Shared,
 ) -> Result:
     """Measure a model on labelled data: accuracy, calibration errors, Brier score and log-loss, with intervals.
 
     If the data have [cyan]logits[/] too, the network's own probabilities are shown beside the model's. Rows that the
     model was fitted on are rejected. With [cyan]groups[/], the intervals resample whole groups; [cyan]weights[/] are
-    the relative importance of the rows. Without DATA, MODEL is a file of probabilities, such as kcal predict writes.
+    the relative importance of the rows; [cyan]--by[/] measures each subgroup. Without DATA, MODEL is a file of
+    probabilities, such as kcal predict writes.
     kcal compare fits several methods.
 
     [bold]Examples[/]
@@ -65,7 +67,7 @@ def evaluate(
     if before is not None:
         comparison = with_before(before, probabilities, comparison)
     sources = {"model" if data else "probabilities": model, "data": data, "before": before}
-    return measure(comparison, shared, sources)
+    return measure(comparison, shared, sources, None if by is None else read_subgroups(data or model, by))
 
 
 @options.takes(options.OUTPUT, options.MEASURING, DATA | options.CLASSES)
@@ -192,6 +194,13 @@ def read_probabilities(
     return Comparison({"probabilities": inputs.in_order_of(outputs, known).logits}, outputs, known)
 
 
+def read_subgroups(path: Path, name: str) -> Any:
+    """Return the subgroup of each row, under the name that was given."""
+    import pandas
+
+    return pandas.Series(inputs.read(path, {"groups": name}, {"groups"}).groups, name=name)
+
+
 def with_before(path: Path, name: str | None, after: Comparison) -> Comparison:
     """Return the comparison with the probabilities of another file in place of the network's."""
     before = read_probabilities(path, name, {}, {"labels", "ids"}, classes=after.classes)
@@ -249,8 +258,13 @@ def fit_methods(
     return Comparison(network | probs, test, classes)
 
 
-def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[str, Path | None]) -> Result:
-    """Return the metrics of every method, with intervals, after writing the report if there is to be one."""
+def measure(
+    comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[str, Path | None], by: Any = None
+) -> Result:
+    """Return the metrics of every method, with intervals, after writing the report if there is to be one.
+
+    ``by`` is the subgroup of each row, in which the last method is measured too.
+    """
     import numpy as np
 
     outputs, classes = comparison.outputs, comparison.classes
@@ -267,12 +281,18 @@ def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[
             name: kcal.evaluate(probs, outputs.labels, classes=classes, confidence=confidence, **options, **resampling)
             for name, probs in comparison.probs.items()
         }
+        subgroups = None
+        if by is not None:
+            probs = [*comparison.probs.values()][-1]
+            subgroups = kcal.evaluate(probs, outputs.labels, classes=classes, by=by, **options)
     first = next(iter(evaluations.values()))
     figures: dict[str, Any] = {name: None if path is None else str(path) for name, path in sources.items()}
     for name in ("n_samples", "n_classes", "bins", "threshold", "clip", "confidence"):
         figures[name] = getattr(first, name)
     for name in ("metrics", "debiased", "intervals"):
         figures[name] = {method: getattr(evaluation, name) for method, evaluation in evaluations.items()}
+    if subgroups is not None:
+        figures["subgroups"] = subgroups.to_frame().reset_index().to_dict("records")
     page = None
     if shared["report"] is not None:
         facts = {term: path.name for term, path in sources.items() if path is not None}  # folders are private
@@ -287,15 +307,16 @@ def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[
                 evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
                 sample_weight=outputs.weights,
                 groups=outputs.groups,
+                by=by,
                 sources=facts,
                 limit=shared["pictures"] or 20,
                 settings={} if confidence is None else {name: f"{value:,}" for name, value in resampling.items()},
             )
-    return Result(figures, lambda: show_evaluations(evaluations, page))
+    return Result(figures, lambda: show_evaluations(evaluations, subgroups, page))
 
 
-def show_evaluations(evaluations: Mapping[str, Any], page: Path | None) -> None:
-    """Print the metrics, with their intervals unless there are many methods."""
+def show_evaluations(evaluations: Mapping[str, Any], subgroups: Any, page: Path | None) -> None:
+    """Print the metrics, with their intervals unless there are many methods, and those of subgroups, or None."""
     screen, first, is_wide = console(), next(iter(evaluations.values())), len(evaluations) > MAX_COLUMNS
     screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
     screen.print(metrics_table(evaluations, transposed=is_wide))
@@ -308,6 +329,9 @@ def show_evaluations(evaluations: Mapping[str, Any], page: Path | None) -> None:
             f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling, without the part of "
             "calibration errors that is due to chance."
         )
+    if subgroups is not None:
+        screen.print(f"\nsubgroups: {shown(method_title([*evaluations][-1]))}")
+        screen.print("\n".join(map(shown, str(subgroups).splitlines())), soft_wrap=True)
     if page is not None:
         screen.print(f"The report is {shown(page)}", soft_wrap=True)
 

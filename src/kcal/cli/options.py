@@ -120,6 +120,7 @@ MATRICES = {
 }
 LABELS = {"labels": Annotated[Text, _data("NAME", "Labels: an array or column, or another file.")]}
 GROUPS = {"groups": Annotated[Text, _data("NAME", "Groups, such as patients or sites, whose samples stay together.")]}
+By = Annotated[Text, _data("NAME", "Subgroups, such as sites or devices, to measure one by one.")]
 WEIGHTS = {"weights": Annotated[Text, _data("NAME", "Sample weights.")]}
 IDS = {"ids": Annotated[Text, _data("NAME", "Sample ids.")]}
 CLASSES = {
