@@ -16,7 +16,7 @@ from kcal.calibrators import METHODS
     ("options", "arguments"),
     [
         (["--size", 12], {"size": 12}),
-        (["--size", "0.2", "-m", "herding"], {"size": 0.2, "method": "herding"}),
+        (["--size", "0.2"], {"size": 0.2}),
         (["--max-loss-increase", "0.5"], {"max_loss_increase": 0.5}),
         (["--size", "0.5", "--min-cluster-size", "6"], {"size": 0.5, "min_cluster_size": 6}),
     ],
@@ -35,7 +35,6 @@ def test_a_smaller_model_is_that_of_the_library(run, model, tmp_path, options, a
         ([], "--size or --max-loss-increase"),
         (["--size", "2"], "--size"),
         (["--size", "many"], "--size"),
-        (["--size", "9", "-m", "magic"], "--method"),
         (["--size", "9", "--min-cluster-size", "0"], "--min-cluster-size"),
         (["--max-loss-increase", "-1"], "--max-loss-increase"),
     ],
@@ -47,8 +46,6 @@ def test_a_wrong_option_of_compress_is_named(run, model, options, message):
 def test_fewer_points_than_asked_for_are_a_warning(run, model):
     result = run("compress", model, "--size", 40, "--min-cluster-size", 1000, "-o", "small.kcal")
     assert result.stderr.startswith("warning: There are 3 support points, below --size 40: --min-cluster-size 1000")
-    words = ("compress", model, "--size", 9, "--min-cluster-size", 5, "-m", "herding", "-o", "s.kcal")
-    assert "--method kmeans" in run(*words, code=2).stderr
 
 
 def test_a_method_without_support_cannot_be_compressed(run, calibration):

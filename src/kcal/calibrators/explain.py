@@ -335,19 +335,15 @@ def _joined_by_name(blocks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, N
 
 
 def point_names(estimate: KernelModel) -> NDArray[Any]:
-    """Return a name of each support point of a compressed estimate, in the original order, (n,).
+    """Return a name of each centroid of a compressed estimate, in the original order, (n,).
 
-    The weight of a centroid is the number of its samples, if these had equal weights. Points of other methods are
-    samples, whose ids the estimate does not know.
+    The weight of a centroid is the number of its samples, if these had equal weights.
     """
-    support, compression = estimate.support, estimate.compression
-    numbers = np.arange(len(support))
-    if compression is None or compression.method != "kmeans":
-        return np.array([f"point #{number}" for number in numbers])
+    support = estimate.support
     weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().cpu()
-    counts = support.in_original_order(weights / weights.sum() * compression.n_samples).numpy()
+    counts = support.in_original_order(weights / weights.sum() * estimate.n_samples).numpy()
     if np.abs(counts - counts.round()).max() > 1e-3 * counts.min():
-        return np.array([f"centroid #{number}" for number in numbers])
+        return np.array([f"centroid #{place}" for place in range(len(counts))])
     sizes = counts.round().astype(np.int64).tolist()
     return np.array([f"centroid of {size:,} sample{'s'[: size != 1]} #{place}" for place, size in enumerate(sizes)])
 

@@ -175,7 +175,7 @@ class KCalModel(KernelModel):
     def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
         """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
         support = self.support
-        rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
+        rows = torch.arange(0, len(support), -(-len(support) // MAX_SCORED), device=support.points.device)
         rule = leave_out_rule(support, groups).select(rows)
         probs = self.corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
         codes = support.codes[rows]
@@ -264,8 +264,8 @@ class KCal(KernelCalibrator):
     compression_ : Compression or None
         How the samples became fewer support points, with the out-of-fold loss and the smallest cluster.
     support_indices_ : array
-        Rows of ``X`` that became support: all of them; none if the support was merged or compressed. After updates −1:
-        ``ids_`` tells the samples apart.
+        Rows of ``X`` that became support: those of positive weight; none if the support was merged or compressed. After
+        updates −1: ``ids_`` tells the samples apart.
     ids_ : array or None
         Identifiers of the support rows; after updates those that ``correct`` and ``forget`` take.
     leave_one_out_proba_ : array
@@ -354,7 +354,7 @@ class KCal(KernelCalibrator):
             An identifier of each calibration sample.
         """
         self._begin_fit()
-        rows, kind = self._check_rows(X, fitting=True)
+        rows, _ = self._check_rows(X, fitting=True)
         embeddings = self._as_embeddings(rows)
         training = self._check_training_set(train_embeddings, train_labels, train_groups, embeddings)
         known_labels = [] if training is None else [training.labels]
@@ -367,16 +367,14 @@ class KCal(KernelCalibrator):
         folds = self._n_folds(samples)
         with threads_for(0):
             model, found, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
-        n_counted = len(samples.counted)
-        if too_few_samples(n_counted, samples.n_classes):
-            warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
+        if too_few_samples(len(samples), samples.n_classes):
+            warn_sparse_support(len(samples), samples.n_classes, *model.leave_one_out_score(samples.keys()))
         chosen = (self._bandwidth_choice(samples).fixed_source,) if curve is None else ("search", curve.loss)
         fit = Fit.of(
             model,
             samples,
             bandwidth_record(samples, len(samples), model.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
-            kind=kind,
         )
         self.training_curve_ = found.curve
         self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
@@ -411,14 +409,15 @@ class KCal(KernelCalibrator):
         return replace(super().tags, uses_training_set=learns, recipe=self._training_recipe())
 
     @property
-    def leave_one_out_proba_(self) -> Any:
+    def leave_one_out_proba_(self) -> NDArray[np.floating]:
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         fit = self._latest()
-        if fit.samples is None or fit.kind is None:
+        if fit.samples is None:
             raise AttributeError(
                 "a merged or compressed support has no leave_one_out_proba_: its points are not samples"
             )
-        return fit.kind.restore(fit.model.leave_one_out_probs(fit.samples.keys()))
+        probs: NDArray[np.floating] = fit.model.leave_one_out_probs(fit.samples.keys()).cpu().numpy()
+        return probs
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""

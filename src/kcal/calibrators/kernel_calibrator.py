@@ -66,7 +66,6 @@ class Fit:
     counters: Counters
     history: tuple[BandwidthRecord, ...]
     curve: BandwidthCurve | None = None
-    kind: ArrayKind | None = None  # of the rows of the fit
     version: int = 0  # of the table of samples; −1 if too few samples are left
     is_search_due: bool = False
 
@@ -102,8 +101,6 @@ class KernelCalibrator(Calibrator):
     """
 
     _tags: ClassVar[Tags] = Tags(has_evidence=True, has_explanations=True, learns_online=True, has_support=True)
-    _keeps_zero_weights: ClassVar[bool] = True
-    """Whether samples of weight 0 are support points."""
     _known_rows_remedy: ClassVar[str] = ""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table")
     _stored_records: ClassVar[tuple[type[Any], ...]] = (Updates, BandwidthRecord, BandwidthCurve, Counters)
@@ -137,7 +134,7 @@ class KernelCalibrator(Calibrator):
 
     @property
     def support_indices_(self) -> Index:
-        """Rows of ``X`` that became support; −1 after updates, and none where points stand for several samples."""
+        """Rows of ``X`` that became support: those of positive weight; −1 after updates, none if it was merged."""
         samples = self._latest().samples
         return np.empty(0, dtype=np.int64) if samples is None else samples.indices
 
@@ -190,11 +187,12 @@ class KernelCalibrator(Calibrator):
         return self._fit
 
     def _check_samples(self, rows: torch.Tensor, embeddings: torch.Tensor, y: Any, **given: Any) -> Samples:
-        """Return the samples of a fit, with what updates and evidence need of them."""
+        """Return the samples of a fit that have a positive weight, with what updates and evidence need of them."""
         samples = check_samples(embeddings, y, **given)
         check_at_least_two(samples.classes, type(self).__name__)
         lengths = log_lengths(embeddings).cpu().numpy()
-        return replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths)
+        samples = replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths)
+        return samples.select(samples.counted)
 
     # Predictions, evidence, explanations
 
@@ -288,11 +286,10 @@ class KernelCalibrator(Calibrator):
         size: int | float | None = None,
         *,
         max_loss_increase: float | None = None,
-        method: str = "kmeans",
         min_cluster_size: int = 1,
         groups: Any = None,
     ) -> Self:
-        """Return a fitted calibrator with fewer support points; this one stays as it is.
+        """Return a fitted calibrator with fewer support points, means of samples of a class; this one stays as it is.
 
         Size and bandwidth are chosen by out-of-fold predictions: samples are predicted from the smaller support of the
         other folds, since a merged support contains every sample. The pool weights of a blend stay. With as many points
@@ -301,7 +298,7 @@ class KernelCalibrator(Calibrator):
         Merged points are means, which store no single sample's embedding, with limits: a cluster of one sample is that
         sample, one of few samples is close to each (``compression.fewest`` of the model is the smallest, and
         ``min_cluster_size`` bounds it), and fingerprints of the rows stay, by which a known embedding can be recognised
-        as one of the calibration set. The other methods keep samples as they are.
+        as one of the calibration set.
 
         Parameters
         ----------
@@ -310,9 +307,6 @@ class KernelCalibrator(Calibrator):
         max_loss_increase : float
             In place of a size: the smallest one is taken whose out-of-fold log-loss is higher than that of all samples
             by at most this share, such as 0.005, the standard error of the difference included.
-        method : "kmeans", "kernel-thinning", "herding" or "random"
-            Merge points into weighted centroids within each class, or keep some of the points: those that preserve the
-            kernel mean of their class, or random ones. Merging is the most accurate at every size.
         min_cluster_size : int
             Samples that a centroid stands for at least, where its class has as many.
         groups : (n,) array, optional
@@ -320,7 +314,7 @@ class KernelCalibrator(Calibrator):
         """
         other = self.snapshot()
         find_size = check_target(size, max_loss_increase)
-        options = CompressionOptions(method, min_cluster_size, self.seed, self.progress)
+        options = CompressionOptions(min_cluster_size, self.seed, self.progress)
         other._fit = other._compressed(other._fit, find_size, options, groups)
         return other
 
@@ -470,7 +464,6 @@ class KernelCalibrator(Calibrator):
                         replace(samples, embeddings=points),
                         fit.counters,
                         version=max(fit.version, 0),
-                        keeps_zero_weights=self._keeps_zero_weights,
                         other_fingerprints=np.setdiff1d(fit.fingerprints, samples.fingerprints),
                     )
         return self._table
@@ -501,8 +494,7 @@ class KernelCalibrator(Calibrator):
         """Return the fit of the present samples."""
         with table.lock:
             samples, counters, version = table.samples(check_updates(self.updates)), table.counters, table.version
-        if not self._keeps_zero_weights:
-            samples = samples.select(samples.counted)
+        samples = samples.select(samples.counted)
         on_device = replace(samples, embeddings=samples.embeddings.to(self._fit.model.device))
         fit = self._rebuild(self._fit, on_device, counters.n_updates, search=search)
         return replace(
@@ -581,7 +573,6 @@ class KernelCalibrator(Calibrator):
             counters=counters,
             history=history,
             curve=curve,
-            kind=ArrayKind(is_torch=False, device=estimate.points.device, dtype=estimate.points.dtype),
         )
         self._table = None
 

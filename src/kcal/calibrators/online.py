@@ -228,11 +228,10 @@ class SampleTable:
         counters: Counters,
         *,
         version: int,
-        keeps_zero_weights: bool,
         other_fingerprints: NDArray[np.uint64],
     ) -> None:
         self.lock, self.building = threading.RLock(), threading.Lock()
-        self.counters, self.version, self.keeps_zero_weights = counters, version, keeps_zero_weights
+        self.counters, self.version = counters, version
         self.other_fingerprints = other_fingerprints  # of rows of the fit that are not samples
         self.author = threading.get_ident()  # thread of the latest change
         ids = samples.indices if samples.ids is None else samples.ids
@@ -326,10 +325,9 @@ class SampleTable:
         return self._lost(before)
 
     def prune(self, updates: Updates) -> None:
-        """Keep the latest sample of each id, and of these the latest of each class and of all, as ``updates`` says."""
+        """Keep the latest sample of each id, if it has a weight, and of these as many as ``updates`` says."""
         rows = np.flatnonzero(self.current)
-        if not self.keeps_zero_weights:
-            rows = rows[self.columns["log_weights"][rows] > -np.inf]
+        rows = rows[self.columns["log_weights"][rows] > -np.inf]
         if updates.max_per_class is not None:
             codes = self.columns["codes"][rows]
             order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))
