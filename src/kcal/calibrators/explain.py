@@ -267,7 +267,7 @@ def attribute(
     """
     sums = contributions.class_sums().sums  # (1, n_classes, n)
     factors = torch.where(sums > 0, by_samples.T.to(sums) / sums, 0.0)
-    positions, shares = largest_contributions([contributions], [factors], k)
+    positions, shares = largest_contributions(contributions, factors, k)
     distances, support = contributions.distances(positions).cpu(), contributions.prepared.support
     positions = positions.to(support.codes.device)
     codes, shares = support.codes[positions].cpu(), shares.cpu()

@@ -40,7 +40,7 @@ COMPARED_ROWS = 100
 """Rows by which a projection is found to divide by the length."""
 SAME = 1e-3
 """Relative difference up to which lengths or densities are the same: rounding must not decide."""
-EXAMPLE_NOISE, EXAMPLE_DRAWS = 0.1, 4
+EXAMPLE_NOISE, EXAMPLE_DRAWS = 0.1, 2
 """Noise of made-up rows in units of the standard deviation of calibration samples, and random rows per dimension."""
 
 
