@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
@@ -440,7 +440,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {}
 
     def _stored_parameters(self) -> dict[str, Any]:
-        """Return the parameters in a form that JSON can represent."""
+        """Return the parameters, in a form that :func:`json_values` takes."""
         return dict(self.get_params(deep=False))
 
     @classmethod
@@ -449,7 +449,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return stored
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the fitted attributes beside the model that a file gets: values and tensors."""
+        """Return the fitted attributes beside the model that a file gets: values for JSON, and tensors."""
         return {}, {}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
@@ -570,9 +570,11 @@ def check_two_parts(samples: Samples) -> None:
 
 
 def json_values(value: Any) -> Any:
-    """Return ``value`` with Python's numbers and lists in place of numpy's numbers, arrays and tuples."""
+    """Return ``value`` as JSON can represent it: a record as an object with its name, arrays and tuples as lists."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if is_dataclass(value):
+        return {"record": type(value).__name__, **{name: json_values(entry) for name, entry in vars(value).items()}}
     if isinstance(value, dict):
         return {name: json_values(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -93,7 +93,7 @@ class IMaxBinning(LogitCalibrator):
     """
 
     method = "imax"
-    pools_network = True
+    _pools_network = True
     _model_class = IMaxModel
     boundaries_ = fitted_maps("boundaries")
     rates_ = fitted_maps("rates")
@@ -101,7 +101,7 @@ class IMaxBinning(LogitCalibrator):
     bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
 
     @property
-    def fits_each_class(self) -> bool:
+    def _fits_each_class(self) -> bool:
         """Whether every class has bins of its own."""
         return self.form == "classwise"
 

@@ -35,7 +35,7 @@ from kcal.calibrators.fit_warnings import (
     warn_training_rows,
     warn_untrained,
 )
-from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator, to_stored
+from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
 from kcal.calibrators.kernel_model import KernelModel, compares_lengths, example_rows
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
@@ -659,7 +659,7 @@ class KCal(KernelCalibrator):
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, tensors = super()._extra_state()
-        return values | {"training_curve": to_stored(self.training_curve_)}, tensors
+        return values | {"training_curve": self.training_curve_}, tensors
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         super()._restore_fit(state, model, classes)

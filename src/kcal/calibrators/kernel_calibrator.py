@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -523,11 +523,9 @@ class KernelCalibrator(Calibrator):
         return super(KernelCalibrator, self.snapshot())._state()
 
     def _stored_parameters(self) -> dict[str, Any]:
-        stored = {name: to_stored(value) for name, value in self.get_params(deep=False).items()}
         prior = check_prior(self.prior, self.classes_)
-        if prior is not None and not isinstance(self.prior, str):
-            stored["prior"] = prior.tolist()  # a mapping would need text as keys
-        return stored
+        by_number = self.prior if prior is None or isinstance(self.prior, str) else prior.tolist()
+        return {**super()._stored_parameters(), "prior": by_number}  # a mapping would need text as keys
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -535,7 +533,7 @@ class KernelCalibrator(Calibrator):
 
     @classmethod
     def _from_stored(cls, value: Any) -> Any:
-        """Return the value that :func:`to_stored` stored."""
+        """Return the value that :func:`~kcal.calibrators.base.json_values` stored; lists are tuples."""
         if isinstance(value, dict):
             kind = {record.__name__: record for record in cls._stored_records}[value["record"]]
             return kind(**{name: cls._from_stored(entry) for name, entry in value.items() if name != "record"})
@@ -543,8 +541,7 @@ class KernelCalibrator(Calibrator):
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, samples = self._fit, self._fit.samples
-        names = ("history", "curve", "counters")
-        values: dict[str, Any] = {name: to_stored(getattr(fit, name)) for name in names}
+        values: dict[str, Any] = {"history": fit.history, "curve": fit.curve, "counters": fit.counters}
         if samples is None:
             return values | {"samples": None}, {}
         named = {"ids": samples.ids, "groups": samples.group_names}
@@ -646,14 +643,6 @@ def read_samples(state: CalibratorState, support: Any, classes: NDArray[Any]) ->
         groups=None if named["groups"] is None else code_groups(named["groups"]),
         group_names=named["groups"],
     )
-
-
-def to_stored(value: Any) -> Any:
-    """Return a value with objects of JSON in place of records, and lists in place of tuples."""
-    if is_dataclass(value):
-        named = {entry.name: to_stored(getattr(value, entry.name)) for entry in fields(value)}
-        return {"record": type(value).__name__, **named}
-    return [to_stored(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
 def _names(ids: Any) -> list[Any]:

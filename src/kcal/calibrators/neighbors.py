@@ -191,18 +191,17 @@ class DensityAwareCalibration(LogitCalibrator):
         groups: Any = None,
         sample_weight: Any = None,
         classes: Any = None,
-        **unused: Any,
     ) -> Self:
         """Fit to the calibration set.
 
         Parameters
         ----------
-        X, y, logits, groups, sample_weight, classes, unused
+        X, y, logits, groups, sample_weight, classes
             As in :meth:`KNNInterpolation.fit`.
         train_embeddings : (m, h) array, tensor or table, optional
             Embeddings of the network's training set.
         """
-        options = {"groups": groups, "sample_weight": sample_weight, "classes": classes, **unused}
+        options = {"groups": groups, "sample_weight": sample_weight, "classes": classes}
         return self._fit(X, y, logits=logits, train_embeddings=train_embeddings, **options)
 
     def _fit_model(self, samples: Samples, train_embeddings: Any = None) -> DensityModel:

@@ -120,7 +120,7 @@ class PlattScaling(LogitCalibrator):
     """
 
     method = "platt"
-    pools_network = fits_each_class = True
+    _pools_network = _fits_each_class = True
     _model_class = LogisticModel
     maps_ = fitted_sharing()
     coefficients_ = fitted_maps("coefficients")
@@ -157,7 +157,7 @@ class BetaCalibration(LogitCalibrator):
     """
 
     method = "beta"
-    pools_network = fits_each_class = True
+    _pools_network = _fits_each_class = True
     _model_class = LogisticModel
     maps_ = fitted_sharing()
     coefficients_ = fitted_maps("coefficients")
@@ -246,7 +246,7 @@ class IsotonicCalibration(LogitCalibrator):
     """
 
     method = "isotonic"
-    pools_network = fits_each_class = True
+    _pools_network = _fits_each_class = True
     _model_class = IsotonicModel
     maps_ = fitted_sharing()
     knots_ = fitted_maps("knots")
@@ -302,7 +302,7 @@ class VennAbers(LogitCalibrator):
     """
 
     method = "venn-abers"
-    pools_network = fits_each_class = True
+    _pools_network = _fits_each_class = True
     _model_class = VennAbersModel
     maps_ = fitted_sharing()
     thresholds_ = fitted_maps("thresholds")
@@ -396,7 +396,7 @@ class HistogramBinning(LogitCalibrator):
     """
 
     method = "histogram"
-    pools_network = fits_each_class = True
+    _pools_network = _fits_each_class = True
     _model_class = BinnedModel
     maps_ = fitted_sharing()
     edges_ = fitted_maps("edges")
@@ -456,7 +456,7 @@ class ScalingBinning(LogitCalibrator):
     """
 
     method = "scaling-binning"
-    pools_network = fits_each_class = True
+    _pools_network = _fits_each_class = True
     _model_class = BinnedModel
     maps_ = fitted_sharing()
     temperature_ = fitted("temperature")

@@ -235,7 +235,7 @@ class VectorScaling(LogitCalibrator):
     """
 
     method = "vector"
-    fits_each_class = True
+    _fits_each_class = True
     _model_class = DiagonalModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
@@ -267,7 +267,7 @@ class MatrixScaling(LogitCalibrator):
     """
 
     method = "matrix"
-    fits_each_class = True
+    _fits_each_class = True
     _model_class = MatrixModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
@@ -301,7 +301,7 @@ class StructuredMatrixScaling(LogitCalibrator):
     """
 
     method = "sms"
-    fits_each_class = True
+    _fits_each_class = True
     _model_class = MatrixModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
@@ -330,7 +330,7 @@ class StructuredVectorScaling(LogitCalibrator):
     """
 
     method = "svs"
-    fits_each_class = True
+    _fits_each_class = True
     _model_class = DiagonalModel
     weights_ = fitted("weights")
     bias_ = fitted("bias")
