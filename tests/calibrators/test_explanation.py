@@ -289,5 +289,3 @@ def test_centroids_are_named_by_the_number_of_their_samples(problem):
     given = {"sample_weight": np.linspace(0.5, 2.0, len(problem.labels))}
     weighted = KCal(projection="identity", progress=False).fit(problem.embeddings, problem.labels, **given)
     assert weighted.compress(12).explain(problem.test_embeddings[:1]).ids[0, 0].startswith("centroid #")
-    thinned = whole.compress(12, method="random").explain(problem.test_embeddings[:1])
-    assert thinned.ids[0, 0].startswith("point #")

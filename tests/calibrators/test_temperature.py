@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from kcal import KCalBlend, KNNInterpolation, TemperatureScaling, Uncalibrated
+from kcal import KCalBlend, KNNInterpolation, TemperatureScaling
 from kcal.errors import InvalidInputError, LeakageWarning
 from two_input_problems import brute_force_temperature, prior_penalty, random_weights, small_problem
 
@@ -96,28 +96,6 @@ def test_saturated_single_precision_logits_give_finite_values() -> None:
     calibrator = TemperatureScaling().fit(logits, [0, 1, 2, 0, 2])
     assert calibrator.temperature_ == pytest.approx(100.0)  # the bound
     assert np.isfinite(calibrator.predict_log_proba(logits)).all()
-
-
-def test_no_calibration_checks_weights_and_ignores_them(problem: Any) -> None:
-    weights = np.linspace(0, 3, len(problem.labels))
-    weighted = Uncalibrated().fit(problem.logits, problem.labels, sample_weight=weights)
-    expected = np.exp(problem.test_logits) / np.exp(problem.test_logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(weighted.predict_proba(problem.test_logits), expected, atol=1e-12)
-    with pytest.raises(InvalidInputError, match="sample_weight"):
-        Uncalibrated().fit(problem.logits, problem.labels, sample_weight=-weights)
-
-
-def test_probabilities_are_taken_only_when_named(problem: Any) -> None:
-    probabilities, test = (
-        Uncalibrated().fit(problem.logits, problem.labels).predict_proba(logits)
-        for logits in (problem.logits, problem.test_logits)
-    )
-    from_logits = TemperatureScaling().fit(problem.logits, problem.labels)
-    named = TemperatureScaling(representation="probabilities").fit(probabilities, problem.labels)
-    assert named.temperature_ == pytest.approx(from_logits.temperature_, rel=1e-6)
-    np.testing.assert_allclose(named.predict_proba(test), from_logits.predict_proba(problem.test_logits), atol=1e-6)
-    with pytest.raises(InvalidInputError, match=r"^X must not be negative"):
-        TemperatureScaling(representation="probabilities").fit(problem.logits, problem.labels)
 
 
 def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> None:

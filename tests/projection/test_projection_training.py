@@ -111,20 +111,6 @@ def test_checkpoints_are_frozen_in_the_precision_of_the_embeddings(recipe, dtype
         assert {parameter.dtype for parameter in module.parameters()} == {torch.from_numpy(rows).dtype}
 
 
-@RECIPES
-def test_every_kind_of_array_trains_alike(recipe):
-    rows, labels = problem()
-    names = np.array(["ant", "bee", "cat"])[labels]
-    one = train_projection(rows, labels, dimension=3, recipe=recipe)
-    for given in (
-        (torch.from_numpy(rows), torch.from_numpy(labels)),
-        (rows[::-1].copy()[::-1], names),
-        (rows, labels.tolist()),
-    ):
-        assert same_bits(one.module.state_dict(), state_of(*given, dimension=3, recipe=recipe))
-    assert train_projection(rows, names, dimension=3, recipe=recipe).classes.tolist() == ["ant", "bee", "cat"]
-
-
 def test_more_checkpoints_only_sample_the_path_more_often():
     data = problem()
     few = train_projection(*data, dimension=3, recipe=FAST)
