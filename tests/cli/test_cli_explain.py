@@ -42,10 +42,10 @@ def test_without_a_choice_the_first_rows_are_shown_and_all_are_written(run, mode
     assert "and 57 more" in output
     columns = read_columns(Path("why.csv"))
     assert list(columns) == ["row", "row_id", "part", "id", "class", "share", "distance"]
-    for name, values in expected.columns().items():
-        if name in ("row", "class", "part"):
-            assert columns[name].tolist() == values.tolist()
-    np.testing.assert_allclose(columns["share"], expected.columns()["share"], rtol=1e-12)
+    frame = expected.to_frame()
+    for name in ("row", "class", "part"):
+        assert columns[name].tolist() == frame[name].tolist()
+    np.testing.assert_allclose(columns["share"], frame["share"], rtol=1e-12)
     entries = json.loads(Path("why.json").read_text())
     assert [entry["id"] for entry in entries] == blobs(60, 2)["ids"].tolist()
     for row, entry in enumerate(entries):

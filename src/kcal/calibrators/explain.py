@@ -23,7 +23,7 @@ from kcal.errors import printable
 from kcal.kernels import Contributions, largest_contributions
 from kcal.progress import progress_bar
 from kcal.samples import Samples
-from kcal.validation import check_integer, require_pandas
+from kcal.validation import check_integer
 
 if TYPE_CHECKING:
     import pandas
@@ -145,13 +145,15 @@ class Explanation:
             entry["log_odds"] = {"first": first, "second": second, "total": total, "terms": finite}
         return entry
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Return a table as columns by name: a line per prediction and sample, and per other part and class.
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame with a line per prediction and sample, and per other part and class.
 
         "row" is the row that was explained, "part" is "similar sample", "other samples" or one of ``parts``; only
         samples have an id and a distance. Parts without a share are left out. The shares of a row and class sum to its
         probability.
         """
+        import pandas  # here, because its import takes long
+
         lines: list[tuple[Any, ...]] = []
         others = {"other samples": self.rest, **self.parts}
         for place, row in enumerate(self.numbers.tolist()):
@@ -161,14 +163,9 @@ class Explanation:
                 codes = part[place].nonzero()[0]
                 shares = zip(self.classes[codes], part[place, codes], strict=True)
                 lines += [(row, name, None, *each, np.nan) for each in shares]
-        names = ("row", "part", "id", "class", "share", "distance")
-        columns = {name: list(values) for name, values in zip(names, zip(*lines, strict=True), strict=True)}
-        texts = {name: np.array(columns[name], dtype=object) for name in ("part", "id")}
-        return {name: texts[name] if name in texts else np.array(values) for name, values in columns.items()}
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return a pandas DataFrame of the :meth:`columns`."""
-        return require_pandas().DataFrame(self.columns())
+        frame = pandas.DataFrame(lines, columns=["row", "part", "id", "class", "share", "distance"])
+        frame["id"] = pandas.Series([line[2] for line in lines], dtype=object)  # not NaN where there is none
+        return frame
 
     def cells(self, row: int = 0) -> list[list[str]]:
         """Return the table of one prediction as text, line by line: a heading, the samples, the parts, their sum.

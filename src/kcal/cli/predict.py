@@ -192,7 +192,6 @@ def explain(
     check_options((row and id_, "--row and --id choose rows in two ways; give one of them."))
     check_writable(csv, (".csv",), inputs=(model, data), option="--csv")
     check_writable(plot, FIGURES, inputs=(model, data), option="--plot")
-    import numpy as np
 
     from kcal.cli.data import read_for
     from kcal.embeddings.read import require_pyarrow
@@ -216,12 +215,10 @@ def explain(
     explanation = replace(explanation, numbers=rows)
     titles = [f"row {number}" + ("" if names is None else f", {names[place]}") for place, number in enumerate(rows)]
     if csv is not None:
-        columns = explanation.columns()
+        frame = explanation.to_frame()
         if names is not None:
-            known = dict(zip(rows.tolist(), names, strict=True))
-            row_ids = np.array([known[number] for number in columns["row"].tolist()])
-            columns = {"row": columns.pop("row"), "row_id": row_ids, **columns}
-        write_table(csv, columns)
+            frame.insert(1, "row_id", frame["row"].map(dict(zip(rows.tolist(), names, strict=True))))
+        write_table(csv, {name: frame[name].to_numpy() for name in frame})
     if plot is not None:
         from kcal.files import atomic_path
         from kcal.plots.style import wrap_label
