@@ -352,7 +352,7 @@ def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tens
     projected = project(projection, model.rows(drawn, drawn))
     centred = (projected - projected.mean(dim=0)).double()
     slopes = torch.linalg.pinv(centred.T @ centred, hermitian=True) @ (centred.T @ drawn.double())
-    rows = drawn.mean(dim=0) + ((targets - projected.mean(dim=0)).double() @ slopes).to(drawn)
+    rows: torch.Tensor = drawn.mean(dim=0) + ((targets - projected.mean(dim=0)).double() @ slopes).to(drawn)
     if model.log_lengths is not None:
         lengths = model.log_lengths.cpu().exp()
         order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
