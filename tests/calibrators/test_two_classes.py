@@ -163,13 +163,6 @@ def test_a_table_of_one_column_names_no_class() -> None:
     assert set(fitted.predict(table)) == {"ham", "spam"}
 
 
-def test_metrics_take_the_columns_of_a_table_as_classes() -> None:
-    probs = softmax(THREE)
-    table = pd.DataFrame(probs, columns=NAMES)
-    assert METRICS["accuracy"](table, NAMES[CODES]) == METRICS["accuracy"](probs, CODES)
-    assert METRICS["accuracy"](table, CODES) == METRICS["accuracy"](probs, CODES)
-
-
 # Probabilities that are passed as logits
 
 WARNING = 'looks like probabilities. Pass representation="probabilities" if it is'

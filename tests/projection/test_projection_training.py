@@ -88,17 +88,6 @@ def test_number_of_threads_is_restored_and_does_not_matter(recipe, n_threads):
 
 
 @RECIPES
-def test_module_of_the_user_is_copied(recipe):
-    module = ResidualProjection(12, 3).eval()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    trained = state_of(*problem(), projection=module, recipe=recipe)
-    assert same_bits(before, module.state_dict())
-    assert not module.training
-    assert all(parameter.requires_grad for parameter in module.parameters())
-    assert not same_bits(before, trained)
-
-
-@RECIPES
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_checkpoints_are_frozen_in_the_precision_of_the_embeddings(recipe, dtype):
     rows, labels = problem(dtype=dtype)
