@@ -187,6 +187,15 @@ def test_groups_are_never_merged_into_what_predicts_them(problem: Any) -> None:
     assert min(given) > 0.6
 
 
+def test_samples_without_weight_play_no_part(problem: Any) -> None:
+    weights = np.random.default_rng(1).uniform(0.2, 2.0, 260)
+    weights[::5] = 0.0
+    kept = weights > 0
+    whole = KCal(projection="unit").fit(problem.x, problem.y, sample_weight=weights).compress(20)
+    part = KCal(projection="unit").fit(problem.x[kept], problem.y[kept], sample_weight=weights[kept]).compress(20)
+    np.testing.assert_allclose(whole.predict_proba(problem.test_x), part.predict_proba(problem.test_x), atol=1e-9)
+
+
 def test_merging_at_the_fit_takes_the_size_of_the_lowest_loss(fitted: KCal, problem: Any) -> None:
     merged = KCal(projection="unit", support="merged", smoothing=0.0).fit(problem.x, problem.y)
     sizes = (3, 6, 11, 20, 38, 73, 138)  # 3·(260/3)^(j/7), rounded

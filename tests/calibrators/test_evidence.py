@@ -109,6 +109,13 @@ def test_groups_are_left_out_whole() -> None:
     assert of_rows.mean() < single.mean() / 2  # every sample has its copies nearby
 
 
+def test_a_weight_of_zero_leaves_a_sample_out_of_the_reference() -> None:
+    weights = np.tile([1.0, 1.0, 0.0], 200)
+    weighted = KCal(projection="unit", bandwidth=0.2).fit(ROWS, LABELS, sample_weight=weights)
+    part = KCal(projection="unit", bandwidth=0.2).fit(ROWS[weights > 0], LABELS[weights > 0])
+    np.testing.assert_allclose(weighted.evidence(FRESH), part.evidence(FRESH), atol=1e-9)
+
+
 @pytest.mark.parametrize("name", [*NAMES, "logits"])
 def test_the_evidence_is_saved(fitted: dict[str, Any], name: str, tmp_path: Path) -> None:
     rows = FRESH[:, : fitted[name].n_features_in_]

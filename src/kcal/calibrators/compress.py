@@ -194,20 +194,21 @@ class Trials:
 
 
 def samples_of(support: SortedSupport, groups: Index | None) -> Samples:
-    """Return the points of a support, in its order, as samples; ``groups`` are in the original order."""
-    weights = np.ones(len(support))
+    """Return the points of positive weight of a support, in its order; ``groups`` are in the original order."""
+    index = support.counted.numpy()
+    weights = np.ones(len(index))
     if support.log_weights is not None:
-        weights = support.log_weights.cpu().double().exp().numpy()
+        weights = support.log_weights.cpu().double().exp().numpy()[index]
     if groups is not None:
-        groups = groups[support.order.cpu().numpy()]
+        groups = groups[support.order.cpu().numpy()][index]
         groups = groups if len(np.unique(groups)) > 1 else None  # no other group would be left
     return Samples(
-        embeddings=support.points,
-        codes=support.codes.cpu().numpy(),
+        embeddings=support.points[support.counted.to(support.points.device)],
+        codes=support.codes.cpu().numpy()[index],
         classes=np.arange(support.n_classes),
         weights=weights,
         groups=groups,
-        indices=np.arange(len(support)),
+        indices=index,
     )
 
 

@@ -175,7 +175,7 @@ class KCalModel(KernelModel):
     def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
         """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
         support = self.support
-        rows = torch.arange(0, len(support), -(-len(support) // MAX_SCORED), device=support.points.device)
+        rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
         rule = leave_out_rule(support, groups).select(rows)
         probs = self.corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
         codes = support.codes[rows]
@@ -264,8 +264,8 @@ class KCal(KernelCalibrator):
     compression_ : Compression or None
         How the samples became fewer support points, with the out-of-fold loss and the smallest cluster.
     support_indices_ : array
-        Rows of ``X`` that became support: those of positive weight; none if the support was merged or compressed. After
-        updates −1: ``ids_`` tells the samples apart.
+        Rows of ``X`` that became support: all of them; none if the support was merged or compressed. After updates −1:
+        ``ids_`` tells the samples apart.
     ids_ : array or None
         Identifiers of the support rows; after updates those that ``correct`` and ``forget`` take.
     leave_one_out_proba_ : array
@@ -367,8 +367,9 @@ class KCal(KernelCalibrator):
         folds = self._n_folds(samples)
         with threads_for(0):
             model, found, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
-        if too_few_samples(len(samples), samples.n_classes):
-            warn_sparse_support(len(samples), samples.n_classes, *model.leave_one_out_score(samples.keys()))
+        n_counted = len(samples.counted)
+        if too_few_samples(n_counted, samples.n_classes):
+            warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
         chosen = (self._bandwidth_choice(samples).fixed_source,) if curve is None else ("search", curve.loss)
         fit = Fit.of(
             model,

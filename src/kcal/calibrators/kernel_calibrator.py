@@ -101,6 +101,8 @@ class KernelCalibrator(Calibrator):
     """
 
     _tags: ClassVar[Tags] = Tags(has_evidence=True, has_explanations=True, learns_online=True, has_support=True)
+    _keeps_zero_weights: ClassVar[bool] = True
+    """Whether samples of weight 0 are support points."""
     _known_rows_remedy: ClassVar[str] = ""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table")
     _stored_records: ClassVar[tuple[type[Any], ...]] = (Updates, BandwidthRecord, BandwidthCurve, Counters)
@@ -134,7 +136,7 @@ class KernelCalibrator(Calibrator):
 
     @property
     def support_indices_(self) -> Index:
-        """Rows of ``X`` that became support: those of positive weight; −1 after updates, none if it was merged."""
+        """Rows of ``X`` that became support; −1 after updates, and none where points stand for several samples."""
         samples = self._latest().samples
         return np.empty(0, dtype=np.int64) if samples is None else samples.indices
 
@@ -187,12 +189,12 @@ class KernelCalibrator(Calibrator):
         return self._fit
 
     def _check_samples(self, rows: torch.Tensor, embeddings: torch.Tensor, y: Any, **given: Any) -> Samples:
-        """Return the samples of a fit that have a positive weight, with what updates and evidence need of them."""
+        """Return the samples of a fit, with what updates and evidence need of them."""
         samples = check_samples(embeddings, y, **given)
         check_at_least_two(samples.classes, type(self).__name__)
         lengths = log_lengths(embeddings).cpu().numpy()
         samples = replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths)
-        return samples.select(samples.counted)
+        return samples if self._keeps_zero_weights else samples.select(samples.counted)
 
     # Predictions, evidence, explanations
 
@@ -464,6 +466,7 @@ class KernelCalibrator(Calibrator):
                         replace(samples, embeddings=points),
                         fit.counters,
                         version=max(fit.version, 0),
+                        keeps_zero_weights=self._keeps_zero_weights,
                         other_fingerprints=np.setdiff1d(fit.fingerprints, samples.fingerprints),
                     )
         return self._table
@@ -494,7 +497,8 @@ class KernelCalibrator(Calibrator):
         """Return the fit of the present samples."""
         with table.lock:
             samples, counters, version = table.samples(check_updates(self.updates)), table.counters, table.version
-        samples = samples.select(samples.counted)
+        if not self._keeps_zero_weights:
+            samples = samples.select(samples.counted)
         on_device = replace(samples, embeddings=samples.embeddings.to(self._fit.model.device))
         fit = self._rebuild(self._fit, on_device, counters.n_updates, search=search)
         return replace(

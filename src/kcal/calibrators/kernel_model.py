@@ -282,7 +282,7 @@ class KernelModel(CalibrationModel):
 
 def support_state(support: SortedSupport) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
     """Return the configuration and the buffers of a support of single samples."""
-    sizes = {"n_points": len(support), "n_samples": len(support), "n_classes": support.n_classes}
+    sizes = {"n_points": len(support), "n_samples": len(support.counted), "n_classes": support.n_classes}
     config = {
         **sizes,
         "weighted": support.log_weights is not None,
@@ -299,7 +299,7 @@ def reference_rows(support: SortedSupport) -> torch.Tensor:
 
 def compares_lengths(module: nn.Module, samples: Samples) -> bool:
     """Return whether the evidence has to compare lengths of embeddings, because the projection ignores them."""
-    return ignores_length(module, samples.embeddings[:COMPARED_ROWS])
+    return ignores_length(module, samples.embeddings[samples.counted[:COMPARED_ROWS]])
 
 
 def evidence_share(
@@ -337,7 +337,7 @@ def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tens
     The rows of the fit are not stored: random rows are regressed on their projections, and the regression is applied to
     places near support points. Where the projection ignores lengths, they get lengths of calibration samples.
     """
-    points, projection = model.support.points.cpu(), deepcopy(model.projection).cpu()
+    points, projection = model.support.points[model.support.counted].cpu(), deepcopy(model.projection).cpu()
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> torch.Tensor:

@@ -228,10 +228,11 @@ class SampleTable:
         counters: Counters,
         *,
         version: int,
+        keeps_zero_weights: bool,
         other_fingerprints: NDArray[np.uint64],
     ) -> None:
         self.lock, self.building = threading.RLock(), threading.Lock()
-        self.counters, self.version = counters, version
+        self.counters, self.version, self.keeps_zero_weights = counters, version, keeps_zero_weights
         self.other_fingerprints = other_fingerprints  # of rows of the fit that are not samples
         self.author = threading.get_ident()  # thread of the latest change
         ids = samples.indices if samples.ids is None else samples.ids
@@ -319,10 +320,11 @@ class SampleTable:
         return self._lost(before)
 
     def prune(self, updates: Updates) -> None:
-        """Append the rows that wait; keep the latest of each id that has a weight, as many as ``updates`` says."""
+        """Append the rows that wait; keep the latest of each id, and of these as many as ``updates`` says."""
         self._append()
         rows = np.sort(np.fromiter(self.row_of.values(), dtype=np.int64))
-        rows = rows[self.columns["log_weights"][rows] > -np.inf]
+        if not self.keeps_zero_weights:
+            rows = rows[self.columns["log_weights"][rows] > -np.inf]
         if updates.max_per_class is not None:
             codes = self.columns["codes"][rows]
             order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))
