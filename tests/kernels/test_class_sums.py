@@ -242,7 +242,7 @@ def test_far_offsets_and_small_bandwidths_do_not_cancel_in_single_precision(kern
     points = (points * 64).round() / 64 + 10_000  # exact in both precisions
     queries = (cloud(17, 30, 4, 1)[0] * 64).round() / 64 + 10_000
     double = sort_support(points, codes, 3, weights)
-    single = double.to(dtype=torch.float32)
+    single = sort_support(points.float(), codes, 3, weights.float())
     for bandwidth in (0.02, 0.1, 0.5):
         found = class_posteriors(queries.float(), single, bandwidth, kernel=KERNELS[kernel]).double()
         expected = class_posteriors(queries, double, bandwidth, kernel=KERNELS[kernel])
