@@ -31,6 +31,7 @@ from kcal.validation import (
     check_seed,
     check_weights,
     checked_parameters,
+    column_names,
     computing_dtype,
     kind_of,
     of_one_type,
@@ -522,6 +523,17 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _representation(self, *, fitting: bool = False) -> str:
         """Return what logits hold; of a method with such a parameter as it says, in a prediction as fitted."""
         return "logits"
+
+    def _check_same_columns(self, table: Any, name: str) -> None:
+        """Raise if a table has other columns than the rows of the fit."""
+        given, known = column_names(table), list(getattr(self, "feature_names_in_", []))
+        if given and known and given != known:
+            raise InvalidInputError(name, "must have the columns of X, in the same order")
+
+    def _refuse_logits(self, logits: Any) -> None:
+        if logits is not None:
+            expected = f"are not an argument of {type(self).__name__}"
+            raise InvalidInputError("logits", expected, remedy="Leave them out.")
 
     def _check_column_names(self, X: Any, *, fitting: bool) -> None:
         """Store the names of the columns at a fit; raise if those of a query are others."""

@@ -59,7 +59,6 @@ from kcal.projection import (
     ARCHITECTURES,
     OWN_MODULE,
     FastRecipe,
-    FoundProjection,
     PaperRecipe,
     Recipe,
     TrainedProjection,
@@ -81,7 +80,6 @@ from kcal.validation import (
     check_matrix,
     check_number,
     check_scores,
-    column_names,
     parameter,
     row_fingerprints,
     shown,
@@ -366,7 +364,7 @@ class KCal(KernelCalibrator):
 
         folds = self._n_folds(samples)
         with threads_for(0):
-            model, found, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
+            model, training_curve, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = len(samples.counted)
         if too_few_samples(n_counted, samples.n_classes):
             warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
@@ -377,7 +375,7 @@ class KCal(KernelCalibrator):
             bandwidth_record(samples, len(samples), model.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
         )
-        self.training_curve_ = found.curve
+        self.training_curve_ = training_curve
         self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
         return self
 
@@ -457,9 +455,7 @@ class KCal(KernelCalibrator):
     def _check_inputs(
         self, fit: Fit, X: Any, logits: Any
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]:
-        if logits is not None:
-            expected = f"are not an argument of {type(self).__name__}"
-            raise InvalidInputError("logits", expected, remedy="Leave them out.")
+        self._refuse_logits(logits)
         rows, kind = self._check_rows(X)
         return (None, rows, kind) if self.inputs == "logits" else (rows, None, kind)
 
@@ -472,9 +468,7 @@ class KCal(KernelCalibrator):
         if embeddings is None or labels is None:
             given, missing = sorted(("train_embeddings", "train_labels"), reverse=embeddings is None)
             raise InvalidInputError(given, f"need {missing}", remedy="Pass both, or neither.")
-        columns, names = column_names(embeddings), list(getattr(self, "feature_names_in_", []))
-        if columns and names and columns != names:
-            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
+        self._check_same_columns(embeddings, "train_embeddings")
         if not needs_training(self.projection):
             expected = f"are of no use with projection={shown(self.projection)}: there is nothing to learn"
             raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
@@ -505,24 +499,24 @@ class KCal(KernelCalibrator):
 
     def _fit_model(
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None
-    ) -> tuple[KCalModel, FoundProjection, BandwidthCurve | None]:
-        """Return the model, how its projection was found, and the bandwidths that were tried by leaving out keys."""
+    ) -> tuple[KCalModel, TrainingCurve | None, BandwidthCurve | None]:
+        """Return the model, the training of its projection, and the bandwidths that were tried by leaving out keys."""
         kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
-        found = self._find_projection(samples, training, keys, choice)
-        points = replace(samples, embeddings=project(found.module, samples.embeddings))
+        projection, training_curve = self._find_projection(samples, training, keys, choice)
+        points = replace(samples, embeddings=project(projection, samples.embeddings))
         bandwidth, curve = choice.choose(sorted_support(points), kernel=kernel, keys=keys, progress=self.progress)
         model = KCalModel.of(
-            found.module,
+            projection,
             points,
             samples.embeddings.shape[1],
-            compares_lengths=compares_lengths(found.module, samples),
+            compares_lengths=compares_lengths(projection, samples),
             bandwidth=bandwidth,
             kernel=kernel.name,
             smoothing=None if self.smoothing is None else float(self.smoothing),
             inputs=self.inputs,
             **self._class_state(samples),
         )
-        return model, found, curve
+        return model, training_curve, curve
 
     def _class_state(self, samples: Samples) -> dict[str, Any]:
         """Return the class frequencies of samples and of deployment, as buffers of the model."""
@@ -532,8 +526,8 @@ class KCal(KernelCalibrator):
 
     def _find_projection(
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None, choice: BandwidthChoice
-    ) -> FoundProjection:
-        """Return the projection; checkpoints are compared by the leave-out loss at their own bandwidths."""
+    ) -> tuple[nn.Module, TrainingCurve | None]:
+        """Return projection and training; checkpoints are compared by the leave-out loss at their own bandwidths."""
         projection = self.projection
         if training is None and needs_training(projection):
             projection = self._untrained(samples.embeddings.shape[1])

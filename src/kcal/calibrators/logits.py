@@ -241,9 +241,7 @@ class LogitCalibrator(Calibrator):
         rows, kind = self._check_rows(X)
         model = self.model_
         if self.inputs == "logits":
-            if logits is not None:
-                expected = f"are not an argument of {type(self).__name__}"
-                raise InvalidInputError("logits", expected, remedy="Leave them out.")
+            self._refuse_logits(logits)
             embeddings, scores = None, rows
         else:
             embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)

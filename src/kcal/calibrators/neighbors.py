@@ -19,10 +19,9 @@ from kcal.calibrators.fit_warnings import warn_training_rows
 from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer, fit_with_embeddings, required
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
-from kcal.errors import InvalidInputError
 from kcal.projection.modules import at_unit_length
 from kcal.samples import Floats, Samples
-from kcal.validation import check_integer, check_matrix, column_names, parameter, row_fingerprints
+from kcal.validation import check_integer, check_matrix, parameter, row_fingerprints
 
 SIZES = (4, 8, 16, 32, 64, 128)
 """Values of k that knn compares."""
@@ -219,9 +218,7 @@ class DensityAwareCalibration(LogitCalibrator):
         return DensityModel.build(points=points, slope=slope, intercept=intercept, **options)
 
     def _check_training_rows(self, train_embeddings: Any, embeddings: torch.Tensor) -> torch.Tensor:
-        names, known = column_names(train_embeddings), list(getattr(self, "feature_names_in_", []))
-        if names and known and names != known:
-            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
+        self._check_same_columns(train_embeddings, "train_embeddings")
         rows = check_matrix(train_embeddings, "train_embeddings", columns=embeddings.shape[1], owner="X")
         warn_training_rows(embeddings, row_fingerprints(rows))
         return rows.cpu().double()
