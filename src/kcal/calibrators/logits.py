@@ -125,9 +125,9 @@ class LogitModel(CalibrationModel):
     def summary(self) -> dict[str, str]:
         """Return the numbers of the model, its options and the part of the network in it, for display."""
         ranges = {name for name, shape in self.shapes.items() if shape and set(shape) <= {"n_classes", 3}}
-        shown = {name: value for name, value in self.named_buffers() if value.ndim == 0 or name in ranges}
-        shown |= {name: self.config[name] for name in self.config if not name.startswith("n_") or name in LENGTHS}
-        texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in shown.items()}
+        entries = {name: value for name, value in self.named_buffers() if value.ndim == 0 or name in ranges}
+        entries |= {name: self.config[name] for name in self.config if not name.startswith("n_") or name in LENGTHS}
+        texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in entries.items()}
         share, temperature = texts.pop("network_share"), texts.pop("network_temperature")
         if self.network_share:
             texts["network"] = f"{share} of the prediction, at temperature {temperature}"

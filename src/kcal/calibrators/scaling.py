@@ -349,10 +349,10 @@ def fit_linear(
         np.fill_diagonal(penalties, penalty)
     labels, weights, total = torch.from_numpy(samples.codes), torch.from_numpy(samples.weights), samples.weights.sum()
     factor = 1 / fit_temperature(log_probs, samples.codes, samples.weights)
-    shown = unmasked(log_probs)
-    root_mean_square = float(((shown.square() * weights[:, None]).sum() / (total * n_classes)).sqrt())
+    visible = unmasked(log_probs)
+    root_mean_square = float(((visible.square() * weights[:, None]).sum() / (total * n_classes)).sqrt())
     unit = 1 / factor if structured else root_mean_square
-    features, base = shown / unit, log_probs * factor
+    features, base = visible / unit, log_probs * factor
     all_penalties = np.append(penalties, np.full(n_classes, penalty))
     probs = torch.softmax(base, dim=1)
     uncertainty, squares = probs * (1 - probs) * weights[:, None], features.square()
