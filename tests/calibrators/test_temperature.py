@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 
 from kcal import KCalBlend, KNNInterpolation, TemperatureScaling
 from kcal.errors import InvalidInputError, LeakageWarning
-from two_input_problems import brute_force_temperature, prior_penalty, random_weights, small_problem
+from two_input_problems import brute_force_temperature, random_weights, small_problem
 
 pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning")
 
@@ -22,10 +22,6 @@ def loss(logits: Any, labels: Any, temperature: float) -> float:
     scaled = logits / temperature
     scaled = scaled - scaled.max(axis=1, keepdims=True)
     return -(scaled[np.arange(len(labels)), labels] - np.log(np.exp(scaled).sum(axis=1))).mean()
-
-
-def penalised(logits: Any, labels: Any, temperature: float) -> float:
-    return loss(logits, labels, temperature) + prior_penalty(np.log(temperature)) / len(labels)
 
 
 @settings(max_examples=25)

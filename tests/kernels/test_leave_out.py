@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from kernel_oracle import DTYPES, cloud, slow_posteriors
 
 from kcal.kernels import (
@@ -18,7 +17,6 @@ from kcal.kernels import (
     sort_support,
 )
 
-steady = settings(deadline=None, derandomize=True, max_examples=30)
 CLIP = -math.log(1e-12)
 
 

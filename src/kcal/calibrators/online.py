@@ -40,8 +40,8 @@ EARLY_SAMPLES, EARLY_GROWTH = 200, 1.1
 """Below so many samples, a search is due when they have grown by this factor, if ``growth`` is no smaller."""
 NEGLIGIBLE_HALVINGS = 30
 """Half-lives after which a sample leaves: its weight is below 1e-9 of a new one."""
-MIN_WAITING = 64
-"""Rows that wait to be appended to the arrays of a table, before it is pruned; more if it is larger."""
+MIN_ROWS = 64
+"""Rows of the smallest array of a table."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ class Counters:
 class SampleTable:
     """The samples of a calibrator while they change, one row each in the order of their arrival.
 
-    Columns are arrays: "codes", "log_weights" (as given; growing with half-lives), "log_lengths", "fingerprints",
-    "embeddings" (projected) and the "logits" of a blend. New rows wait in a list until ``prune`` appends them and
-    leaves out what no longer counts, such as samples that were replaced: ``row_of`` has the latest of each id. Whoever
+    Columns are arrays with room to grow: "codes", "log_weights" (as given; growing with half-lives), "log_lengths",
+    "fingerprints", "embeddings" (projected) and the "logits" of a blend. New rows are appended; a mask tells which are
+    the latest of their ids. Rows that no longer count are left out when the arrays are copied: by ``prune``. Whoever
     reads or changes the table holds ``lock``; ``building`` is held by the thread that builds a model.
     """
 
@@ -243,14 +243,13 @@ class SampleTable:
         for name in ("embeddings", "logits"):
             if getattr(samples, name) is not None:
                 self.columns[name] = getattr(samples, name).cpu().numpy().copy()
-        self.waiting: list[Columns] = []
         self._set_classes(samples.classes)
-        self.row_of = {name: row for row, name in enumerate(self.ids)}
+        self._index()
 
     def samples(self, updates: Updates) -> Samples:
         """Return the samples that count, with their points as embeddings; raise if none has a positive weight."""
         self.prune(updates)
-        columns: dict[str, Any] = {name: column.copy() for name, column in self.columns.items()}
+        columns: dict[str, Any] = {name: column[: len(self.ids)].copy() for name, column in self.columns.items()}
         columns |= {name: torch.from_numpy(columns[name]) for name in ("embeddings", "logits") if name in columns}
         seen = dict[Any, int]()
         groups = self.groups and [seen.setdefault(name, len(seen)) for name in self.groups]
@@ -293,15 +292,22 @@ class SampleTable:
         if updates.half_life is not None:
             weights += (np.arange(1, n_new + 1) + clock) * (log(2.0) / updates.half_life)
         columns |= {"codes": self._encode(labels), "log_weights": weights}
-        self.waiting.append({name: np.array(columns[name], dtype=own.dtype) for name, own in self.columns.items()})
-        self.row_of |= {name: row for row, name in enumerate(names, len(self.ids))}
+        if len(self.ids) + n_new > len(self.current):
+            self.prune(updates)
+            self._reserve(len(self.ids) + n_new)
+        start, stop = len(self.ids), len(self.ids) + n_new
+        for name, column in self.columns.items():
+            column[start:stop] = columns[name]
+        for row, name in enumerate(names, start):
+            if name in self.row_of:
+                self.current[self.row_of[name]] = False
+            self.row_of[name] = row
+        self.current[start:stop] = True
         self.ids.extend(names)
         if self.groups is not None:
             self.groups.extend(given)
         next_id = max(self.counters.next_id + n_new, max(_integers(names), default=0) + 1)
         self._count(n_new, next_id=next_id, clock=clock + n_new)
-        if len(self.ids) > 2 * len(self.columns["codes"]) + MIN_WAITING:
-            self.prune(updates)
 
     def relabel(self, ids: Sequence[Any], labels: NDArray[Any], updates: Updates) -> list[Any]:
         """Give samples other labels; return the classes whose last sample this was."""
@@ -320,9 +326,8 @@ class SampleTable:
         return self._lost(before)
 
     def prune(self, updates: Updates) -> None:
-        """Append the rows that wait; keep the latest of each id, and of these as many as ``updates`` says."""
-        self._append()
-        rows = np.sort(np.fromiter(self.row_of.values(), dtype=np.int64))
+        """Keep the latest sample of each id, and of these the latest of each class and of all, as ``updates`` says."""
+        rows = np.flatnonzero(self.current)
         if not self.keeps_zero_weights:
             rows = rows[self.columns["log_weights"][rows] > -np.inf]
         if updates.max_per_class is not None:
@@ -339,14 +344,19 @@ class SampleTable:
         self.columns = {name: column[rows] for name, column in self.columns.items()}
         self.ids = [self.ids[row] for row in rows.tolist()]
         self.groups = None if self.groups is None else [self.groups[row] for row in rows.tolist()]
-        self.row_of = {name: row for row, name in enumerate(self.ids)}
+        self._index()
 
-    def _append(self) -> None:
-        """Append the rows that wait to the arrays."""
-        if self.waiting:
-            parts = [self.columns, *self.waiting]
-            self.columns = {name: np.concatenate([part[name] for part in parts]) for name in self.columns}
-            self.waiting = []
+    def _index(self) -> None:
+        self.row_of = {name: row for row, name in enumerate(self.ids)}
+        self.current = np.ones(len(self.ids), dtype=np.bool_)
+
+    def _reserve(self, n_rows: int) -> None:
+        """Make room for rows and as many more; what is not used holds zeros, so that no other memory shows."""
+        columns = {**self.columns, "current": self.current}
+        for name, column in columns.items():
+            columns[name] = np.zeros((max(2 * n_rows, MIN_ROWS), *column.shape[1:]), dtype=column.dtype)
+            columns[name][: len(self.ids)] = column[: len(self.ids)]
+        self.current, self.columns = columns.pop("current"), columns
 
     def _count(self, n_changed: int, **counters: Any) -> None:
         self.counters = replace(self.counters, n_updates=self.counters.n_updates + n_changed, **counters)
@@ -361,7 +371,6 @@ class SampleTable:
         """Return class codes; new classes come in order, or behind the others if these are in an order of their own."""
         new = self.is_new(labels)
         if new.any():
-            self._append()
             before, added = self.classes, np.unique(labels[new])
             classes = collect_classes([before, added])
             if not np.array_equal(before, np.sort(before)):
@@ -372,7 +381,7 @@ class SampleTable:
 
     def _labels(self) -> set[Any]:
         """Return the classes that have samples."""
-        return set(self.classes[np.unique(self.columns["codes"])].tolist())
+        return set(self.classes[np.unique(self.columns["codes"][: len(self.ids)])].tolist())
 
     def _lost(self, before: set[Any]) -> list[Any]:
         after = self._labels()
