@@ -152,3 +152,10 @@ def test_without_gpytorch_the_message_says_how_to_install_it(problem: Any, monke
     monkeypatch.setitem(sys.modules, "gpytorch", None)
     with pytest.raises(MissingExtraError, match=r"kcal\[gp\]"):
         GaussianProcessCalibration().fit(problem.logits, problem.labels)
+
+
+@pytest.mark.parametrize(("draws", "expected"), [(1, 2), (7, 8), (8, 8)])
+def test_every_draw_has_its_negative(draws: int, expected: int, problem: Any) -> None:
+    normals = GaussianProcessCalibration(samples=draws).fit(problem.logits[:40], problem.labels[:40]).model_.normals
+    assert normals.shape == (expected, 3)
+    assert torch.equal(normals.sort(dim=0).values, (-normals).sort(dim=0).values)
