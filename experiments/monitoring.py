@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from experiments.output import metric_entry, number_entry
 from experiments.shift import UNIFORM, presumed_frequencies, ratios_of, thinned
@@ -48,6 +49,8 @@ METRICS = {"accuracy": accuracy, "negative_log_likelihood": negative_log_likelih
            "multiclass_brier_loss": multiclass_brier_loss}  # fmt: skip
 CHUNK, N_CHUNKS = 500, 40
 """Rows of a chunk whose performance is estimated, and how many chunks are drawn per shift."""
+SUM_WEIGHT = 1e3
+"""Weight of the equation that frequencies sum to 1, beside those of the moments."""
 N_DRAWS = 1_000
 """Rows of a sample whose class frequencies are estimated."""
 UNADJUSTED, ADJUSTED, RULE = "as they are", "prior estimated", "NannyML's rule"
@@ -126,9 +129,21 @@ def estimates_of(probs: Floats, frequencies: Floats, known: Known | None, groups
     if known is not None:
         with_labels = partial(estimate_prior, probs, groups=groups, **known.options)
         corrected = with_labels()
-        found |= {"moments": with_labels(method="moments").prior, "corrected-em": corrected.prior}
+        found |= {"moments": by_moments(probs, known), "corrected-em": corrected.prior}
         found["corrected-em, shrunken"] = corrected.shrunken
     return found
+
+
+def by_moments(probs: Floats, known: Known) -> Floats:
+    """Return frequencies π ≥ 0, Σ π = 1, with the smallest ‖Σ_k π_k·(mean prediction of class k) − mean prediction‖².
+
+    The mean of a class includes the mean of all predictions as one of its samples.
+    """
+    own = np.eye(probs.shape[1])[known.labels]
+    means = (own.T @ known.probs + known.probs.mean(axis=0)) / (own.sum(axis=0) + 1.0)[:, None]
+    equations = np.vstack([means.T, SUM_WEIGHT * np.ones(len(means))])
+    solution, _ = nnls(equations, np.append(probs.mean(axis=0), SUM_WEIGHT), maxiter=100 * len(means))
+    return np.asarray(solution / solution.sum())
 
 
 def prior_losses(

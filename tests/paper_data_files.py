@@ -55,23 +55,6 @@ def write_cifar10(folder: Path, pixels: np.ndarray, labels: np.ndarray, names: l
             (folder / stem).write_bytes(python2_pickle(batch))
 
 
-def write_cifar100(folder: Path, pixels: np.ndarray, fine: np.ndarray, *, binary: bool) -> None:
-    """Write a training set and a test set of half the images each; the coarse label is the fine one / 5."""
-    folder.mkdir(parents=True)
-    names = [f"fine{number}" for number in range(100)]
-    if binary:
-        (folder / "fine_label_names.txt").write_text("\n".join(names))
-    else:
-        content = {"fine_label_names": names, "coarse_label_names": ["coarse"] * 20}
-        (folder / "meta").write_bytes(python2_pickle(content))
-    for stem, rows, of in zip(("train", "test"), np.split(pixels, 2), np.split(fine, 2), strict=True):
-        if binary:
-            np.column_stack([(of // 5).astype(np.uint8), of.astype(np.uint8), rows]).tofile(folder / f"{stem}.bin")
-        else:
-            labels = {"fine_labels": list(map(int, of)), "coarse_labels": list(map(int, of // 5))}
-            (folder / stem).write_bytes(python2_pickle({"data": rows, **labels}))
-
-
 def write_wfdb(folder: Path, name: str, signal: np.ndarray, *, rate: int = 300) -> None:
     """Write a recording as PhysioNet 2017 does: a header, and samples in a MATLAB 4 file, 24 bytes before them."""
     (folder / f"{name}.hea").write_text(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from kcal import threads
 from kcal.threads import LARGE_OPERATION, allowed_threads, map_blocks, one_thread, threads_for
 
 CPU = torch.device("cpu")
@@ -38,18 +36,8 @@ def test_small_operations_run_on_one_thread_and_blocks_on_all():
     assert torch.get_num_threads() == allowed_threads() == 3
 
 
-def test_the_last_of_several_threads_restores_the_limit_of_blas(monkeypatch):
-    calls = []
-
-    class Limiter:
-        def __init__(self, limits):
-            calls.append(limits)
-
-        def restore_original_limits(self):
-            calls.append("restored")
-
-    monkeypatch.setattr(threads, "_libraries", lambda *_: SimpleNamespace(limit=Limiter))
-    entered, leave = threading.Event(), threading.Event()
+def test_the_last_of_several_threads_restores_the_limit_of_blas():
+    before, entered, leave = blas_threads(), threading.Event(), threading.Event()
 
     def compute():
         with threads_for(0):
@@ -57,13 +45,15 @@ def test_the_last_of_several_threads_restores_the_limit_of_blas(monkeypatch):
             leave.wait(60)
 
     other = threading.Thread(target=compute)
-    with threads_for(0):
-        other.start()
-        assert entered.wait(60)
-    assert calls == [1]  # the other thread still computes
-    leave.set()
-    other.join()
-    assert calls == [1, "restored"]
+    with threadpool_limits(2, user_api="blas"):
+        with threads_for(0):
+            other.start()
+            assert entered.wait(60)
+        assert blas_threads() == {1}  # the other thread still computes
+        leave.set()
+        other.join()
+        assert blas_threads() == {2}
+    assert blas_threads() == before
 
 
 @pytest.mark.usefixtures("three_threads")

@@ -13,17 +13,9 @@ from sklearn.exceptions import DataConversionWarning
 
 from kcal.errors import InvalidInputError
 from kcal.validation import (
-    check_choice,
-    check_columns,
-    check_flag,
-    check_groups,
     check_ids,
-    check_integer,
     check_labels,
     check_matrix,
-    check_number,
-    check_probs,
-    check_seed,
     check_weights,
     collect_classes,
     encode_labels,
@@ -97,27 +89,6 @@ def test_large_embeddings_raise_and_large_logits_are_clipped(dtype):
             check_matrix(np.array([[0.0, 1.0], [value, 1.0]], dtype=dtype))
     rows = np.array([[0.5, np.finfo(dtype).min], [np.finfo(dtype).max, 1.0]], dtype=dtype)
     np.testing.assert_allclose(check_matrix(rows, logits=True), [[0.5, -1e15], [1e15, 1.0]])
-
-
-def test_masked_arrays_raise_by_name():
-    matrix = np.ma.masked_array(np.full((2, 2), 0.5), mask=[[True, False], [False, False]])
-    vector = np.ma.masked_array([1, 0], mask=[True, False])
-    attempts = {
-        "X": lambda: check_matrix(matrix),
-        "logits": lambda: check_matrix(list(matrix), "logits"),
-        "probs": lambda: check_probs(matrix),
-        "y": lambda: check_labels(vector, 2),
-        "labels": lambda: check_columns(vector, 2, 2),
-        "groups": lambda: check_groups(vector, 2),
-        "sample_weight": lambda: check_weights(vector, 2),
-        "ids": lambda: check_ids(vector, 2),
-        "classes": lambda: collect_classes([], vector),
-    }
-    for name, attempt in attempts.items():
-        with pytest.raises(InvalidInputError, match="masked") as raised:
-            attempt()
-        assert raised.value.parameter == name
-    assert check_matrix(np.ma.masked_array(np.ones((2, 2)))).tolist() == [[1.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize("kind", [np.ones, torch.ones], ids=["numpy", "torch"])
@@ -196,27 +167,6 @@ def test_wrong_labels_raise_with_the_row(labels, place):
 
 
 # ---------------------------------------------------------------- groups, weights, ids
-
-
-@pytest.mark.parametrize(
-    "groups",
-    [["p2", "p1", "p2"], torch.tensor([5, -3, 5]), pd.Series(["b", "a", "b"]), [1.5, 0.5, 1.5]],
-    ids=["text", "torch", "pandas", "floats"],
-)
-def test_groups_become_codes(groups):
-    codes = check_groups(groups, 3)
-    assert codes.dtype == np.int64
-    assert codes.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    "groups",
-    [["a", None, "b"], pd.array(["a", pd.NA, "b"], dtype="string"), ["a", 1, "b"], [1, np.nan, 2], [1, 2], [[1]] * 3,
-     7, np.array(["2020", "NaT", "2021"], dtype="M8[Y]")],
-)  # fmt: skip
-def test_wrong_groups_raise_by_name(groups):
-    with pytest.raises(InvalidInputError, match=r"^groups "):
-        check_groups(groups, 3)
 
 
 @pytest.mark.parametrize("weights", [[0, 2, 1], np.array([0.0, 2.0, 1.0], dtype=np.float32), torch.tensor([0, 2, 1])])
@@ -308,22 +258,6 @@ def test_unknown_label_is_named_with_its_row(labels, classes, shown, row):
 ODD_VALUES = (None, "5", object(), {}, [5], np.array([5]), torch.tensor(5), len, 1j, float("nan"), 10**5000, -1, 99)
 
 
-def test_odd_value_of_an_option_raises_by_name():
-    attempts = {
-        "bins": lambda value: check_integer(value, "bins", minimum=1, maximum=9),
-        "level": lambda value: check_number(value, "level", minimum=0, maximum=1),
-        "kernel": lambda value: check_choice(value, "kernel", ("rbf", "laplace")),
-        "adaptive": lambda value: check_flag(value, "adaptive"),
-        "seed": lambda value: check_seed(-1 if value == 99 else value),
-    }
-    for name, attempt in attempts.items():
-        for value in ODD_VALUES:
-            with pytest.raises(InvalidInputError, match=f"^{name} must be ") as raised:
-                attempt(value)
-            assert raised.value.parameter == name
-            assert len(raised.value.got) < 100
-
-
 # ---------------------------------------------------------------- fingerprints
 
 SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -350,22 +284,9 @@ def test_fingerprints_do_not_depend_on_the_precision(rows):
     np.testing.assert_array_equal(row_fingerprints(check_matrix(whole)), row_fingerprints(torch.tensor(whole)))
 
 
-def test_fingerprints_tell_apart_columns_small_grids_and_numbers_beyond_single_precision():
+def test_fingerprints_tell_apart_columns_and_small_grids():
     one, swapped = row_fingerprints(torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
     assert len({one, swapped, row_fingerprints(torch.tensor([[1.0, 2.0, 0.0]]))[0]}) == 3
     grid = np.array(np.meshgrid(*[[-1.0, 0.0, 1.0]] * 9)).reshape(9, -1).T.astype(np.float32)
     assert len(np.unique(row_fingerprints(torch.from_numpy(grid)))) == 3**9
-    rows = torch.tensor([[1e200], [2e200], [-1e200], [1e-200], [2e-200], [0.0]], dtype=torch.float64)
-    assert len(set(row_fingerprints(rows).tolist())) == 6
-    assert row_fingerprints(rows[5:]) == row_fingerprints(torch.tensor([[-0.0]], dtype=torch.float64))
-
-
-# ---------------------------------------------------------------- what is not an embedding
-
-
-class Images(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, row: int) -> torch.Tensor:
-        return torch.zeros(2)
+    assert row_fingerprints(torch.tensor([[0.0]])) == row_fingerprints(torch.tensor([[-0.0]], dtype=torch.float64))

@@ -68,19 +68,31 @@ class _BlasLimit:
 
     def __init__(self) -> None:
         self.lock, self.n_users = threading.Lock(), 0
+        self.libraries: Any = None
         self.limiter: Any = None
 
     def enter(self) -> None:
         with self.lock:
             if self.n_users == 0:
-                self.limiter = _libraries("blas", len(sys.modules)).limit(limits=1)
+                self.libraries = _libraries("blas", len(sys.modules))
+                _release_control(self.libraries)
+                self.limiter = self.libraries.limit(limits=1)
             self.n_users += 1
 
     def leave(self) -> None:
         with self.lock:
             self.n_users -= 1
             if self.n_users == 0:
+                _release_control(self.libraries)
                 self.limiter.restore_original_limits()
+                _release_control(self.libraries)
+
+
+def _release_control(libraries: ThreadpoolController) -> None:
+    """Let any thread set the next limit: since threadpoolctl 3.8, OpenBLAS heeds only the first thread that set one."""
+    for library in libraries.lib_controllers:
+        if hasattr(library, "clear_controlling_thread"):
+            library.clear_controlling_thread(force=True)
 
 
 _blas_limit = _BlasLimit()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import lru_cache, partial
+from functools import partial
+from hashlib import blake2b
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from kcal.errors import InvalidInputError, MissingExtraError, RepresentationWarning, warn
+from kcal.errors import InvalidInputError, RepresentationWarning, warn
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +39,6 @@ MIN_ROWS_TO_WARN = 10
 """Fewer rows of logits that look like probabilities may do so by chance."""
 MAX_SHOWN = 80
 """Characters of a value in an error message."""
-FINGERPRINT_ROWS = 4096
-"""Rows of which fingerprints are computed at once: they take several times the memory of the rows."""
 
 NOT_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
 """Entries of which float() makes numbers, though they are not meant as such."""
@@ -310,28 +309,9 @@ def warn_probabilities(rows: torch.Tensor, representation: str, name: str = "X")
 
 
 def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
-    """Return a 64-bit fingerprint per row; equal rows agree whatever their precision, others practically never."""
-    starts = range(0, len(matrix), FINGERPRINT_ROWS)
-    return np.concatenate([_fingerprints(matrix[s : s + FINGERPRINT_ROWS].detach().cpu()) for s in starts])
-
-
-def _fingerprints(exact: torch.Tensor) -> NDArray[np.uint64]:
-    values = exact.float().numpy() + np.float32(0.0)  # −0.0 becomes 0.0
-    bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
-    if exact.itemsize == 8:  # numbers that underflow or overflow in single precision contribute their own bits
-        wide = np.ascontiguousarray(exact.numpy())
-        beyond = np.isinf(values) | ((values == 0) & (wide != 0))
-        bits[beyond] = wide[beyond].view(np.uint64)
-    mixed = (bits + np.uint64(0x9E3779B97F4A7C15)) * _fingerprint_multipliers(exact.shape[1])
-    mixed ^= mixed >> np.uint64(29)
-    result: NDArray[np.uint64] = (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
-    return result
-
-
-@lru_cache(maxsize=16)
-def _fingerprint_multipliers(columns: int) -> NDArray[np.uint64]:
-    generator = np.random.default_rng([0x6B63616C, columns])
-    return generator.integers(1, 2**63, size=columns, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    """Return a 64-bit fingerprint per row; rows that are equal in single precision agree, others practically never."""
+    rows = np.ascontiguousarray(matrix.detach().cpu().float().numpy() + np.float32(0.0))  # −0.0 becomes 0.0
+    return np.frombuffer(b"".join(blake2b(row, digest_size=8).digest() for row in rows), dtype="<u8").astype(np.uint64)
 
 
 # ---------------------------------------------------------------- labels, groups, weights, ids
@@ -630,15 +610,6 @@ def checked_parameters(owner: Any) -> dict[str, Any]:
             is_default = type(value) is type(declared.default) and value == declared.default
             values[declared.name] = value if is_default else declared.metadata["check"](value, declared.name)
     return values
-
-
-def require_pandas() -> Any:
-    """Return pandas; raise with how to install it if it is missing."""
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("to_frame needs pandas, which is not installed. Run: pip install pandas") from error
-    return pandas
 
 
 def shown(value: Any) -> str:

@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from kcal.benchmark.running import in_parallel
 from kcal.errors import InvalidInputError
 from kcal.files import LOCK_FILE, locked_folder
 
@@ -67,21 +65,3 @@ def test_a_killed_run_takes_its_workers_along_and_frees_its_folder(tmp_path: Pat
     with locked_folder(tmp_path):
         assert int((tmp_path / LOCK_FILE).read_text()) == os.getpid()
     assert wait_for(lambda: not any(is_running(worker) for worker in workers), 30.0)
-
-
-def test_a_lock_does_not_follow_links(tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text("mine")
-    (tmp_path / LOCK_FILE).symlink_to(tmp_path / "notes")
-    with pytest.raises(OSError, match=LOCK_FILE), locked_folder(tmp_path):
-        pass
-    assert (tmp_path / "notes").read_text() == "mine"
-
-
-def test_one_job_computes_in_this_process_and_errors_come_through() -> None:
-    assert set(in_parallel(lambda number: (number, os.getpid()), [(1,), (2,)], jobs=1)) == {
-        (1, os.getpid()),
-        (2, os.getpid()),
-    }
-    assert list(in_parallel(np.square, [], jobs=4)) == []
-    with pytest.raises(ZeroDivisionError):
-        list(in_parallel(lambda: 1 / 0, [()], jobs=1))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from benchmark.conftest import make_task
 from kcal import metrics
 from kcal.benchmark import BENCHMARK_METHODS, Plan, ResultKey, Task, run, store
-from kcal.benchmark.methods import BenchmarkMethod, train_for
+from kcal.benchmark.methods import BenchmarkMethod, measure, train_for
 from kcal.calibrators import (
     METHODS,
     KCal,
@@ -23,9 +25,7 @@ from kcal.calibrators import (
 )
 from kcal.calibrators import gp as gaussian_process
 from kcal.calibrators import order_preserving as order_training
-from kcal.cli.evaluate import parse_methods
 from kcal.errors import InvalidInputError
-from kcal.files import LOCK_FILE, locked_folder
 from kcal.projection import RECIPES, FastRecipe, PaperRecipe
 
 AVAILABLE = tuple(name for name in BENCHMARK_METHODS if name != "smooth")
@@ -47,17 +47,6 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, factory in factories.items():
         monkeypatch.setitem(BENCHMARK_METHODS, name, replace(BENCHMARK_METHODS[name], factory=factory))
-
-
-def test_kcal_as_published_has_the_learning_rate_of_a_data_set_and_runs_only_if_named() -> None:
-    rates = {name: BENCHMARK_METHODS[name].factory(seed=4).tags.recipe.learning_rate for name in AS_PUBLISHED}
-    assert list(rates.values()) == [5e-2, 1e-3, 1e-3]
-    usual = BENCHMARK_METHODS["kcal-paper"].factory(seed=4)
-    assert usual.tags.recipe.learning_rate == 4e-4
-    for name in AS_PUBLISHED:
-        calibrator = BENCHMARK_METHODS[name].factory(seed=4)
-        assert calibrator.get_params() | {"recipe": "paper"} == usual.get_params()
-        assert name not in parse_methods("all", BENCHMARK_METHODS)
 
 
 @pytest.mark.usefixtures("briefly")
@@ -107,14 +96,19 @@ def test_projections_see_training_data_and_at_most_the_first_calibration_set(
 
 
 def test_results_are_what_the_library_gives(task: Task, tmp_path: Path) -> None:
-    plan = Plan(("ts", "mmce"), n_splits=2, jobs=1)
+    plan = Plan(("ts", "mmce", "kcal-untrained"), n_splits=2, jobs=1)
     found = {result.key: result for result in run([task], plan, tmp_path)}
-    assert len(found) == 2 * 2 * 3  # by row and by group, two splits, three methods
+    assert len(found) == 2 * 2 * 4  # by row and by group, two splits, four methods
     for by_group in (False, True):
         for split in task.splits(2, 0, by_group=by_group):
+            labels, fitted = task.pool.labels[split.test], split.calibration
+            groups = task.pool.groups[fitted] if by_group else None
+            own = KCal(projection="identity").fit(task.pool.embeddings[fitted], task.pool.labels[fitted], groups=groups)
+            predicted = {"kcal-untrained": own.predict_proba(task.pool.embeddings[split.test])}
             for name, logits in (("ts", task.pool.logits), ("mmce", task.companions["mmce"])):
-                scaling = TemperatureScaling().fit(logits[split.calibration], task.pool.labels[split.calibration])
-                probs, labels = scaling.predict_proba(logits[split.test]), task.pool.labels[split.test]
+                scaling = TemperatureScaling().fit(logits[fitted], task.pool.labels[fitted])
+                predicted[name] = scaling.predict_proba(logits[split.test])
+            for name, probs in predicted.items():
                 expected = metrics.evaluate(probs, labels, protocol="paper")
                 result = found[ResultKey("small", by_group, split.index, name)]
                 assert result.error is None
@@ -160,22 +154,6 @@ def test_the_projection_of_kcal_on_logits_is_the_method_s_own(task: Task, lowest
     assert np.array_equal(probs, own.predict_proba(pool.logits[split.test]))
 
 
-def test_a_method_that_fails_says_so_and_the_others_go_on(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("nothing to divide by")
-
-    monkeypatch.setattr(METHODS["vector"].calibrator_class, "fit", fail)
-    found = {result.key.method: result for result in run([task], Plan(("ts", "vector"), 1, jobs=1), tmp_path)}
-    assert found["vector"].error is not None
-    assert "ZeroDivisionError: nothing to divide by" in found["vector"].error
-    assert found["ts"].error is None
-    monkeypatch.undo()
-    again = {result.key.method: result for result in run([task], Plan(("ts", "vector"), 1, jobs=1), tmp_path)}
-    assert again["vector"].error is None  # what failed is tried again
-
-
 @pytest.mark.usefixtures("briefly")
 def test_two_processes_give_the_same_numbers_as_one(tmp_path: Path) -> None:
     task = make_task()
@@ -185,30 +163,6 @@ def test_two_processes_give_the_same_numbers_as_one(tmp_path: Path) -> None:
     assert [result.key for result in one] == [result.key for result in two]
     for first, second in zip(one, two, strict=True):
         assert first.metrics == pytest.approx(second.metrics, nan_ok=True)
-
-
-def test_the_most_expensive_methods_begin_first(task: Task, tmp_path: Path) -> None:
-    steps: list[str] = []
-    plan = Plan(("ts", "vector", "sms"), n_splits=2, jobs=1)
-    run([task], plan, tmp_path, progress=lambda step, *_: steps.append(step.partition(": ")[2]))
-    names = [name for name in steps if name]
-    assert names[:2] == ["sms", "sms"]
-    assert len(names) == 2 * 2 * 4
-
-
-def test_a_method_that_uses_the_training_set_gets_it(task: Task) -> None:
-    fitted = BenchmarkMethod("dac").fit(task, task.splits(1, 0)[0].calibration, by_group=False)
-    assert len(fitted.model_.points) == len(task.train.labels)
-
-
-def test_failed_training_is_in_the_results_of_its_method(task, tmp_path, monkeypatch):
-    def fail(name: str, *_: object, **__: object) -> None:
-        raise ZeroDivisionError("nothing to learn")
-
-    monkeypatch.setattr(store, "train_for", fail)
-    for result in run([task], Plan(("ts", "kcal"), 2, jobs=1), tmp_path):
-        failed = result.error is not None and "training the projection: ZeroDivisionError" in result.error
-        assert failed == (result.key.method == "kcal")
 
 
 def test_plan_adds_the_baseline_and_names_wrong_parameters(task, tmp_path):
@@ -227,9 +181,32 @@ def test_plan_adds_the_baseline_and_names_wrong_parameters(task, tmp_path):
         run(["small"], Plan(("ts",), 1, jobs=1), tmp_path)
 
 
-def test_a_second_run_in_a_folder_in_use_raises_and_measures_nothing(task: Task, tmp_path: Path) -> None:
-    plan = Plan(("ts",), n_splits=1, jobs=1)
-    with locked_folder(tmp_path), pytest.raises(InvalidInputError, match=f"{tmp_path}, in use by process"):
-        run([task], plan, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
-    assert len(run([task], plan, tmp_path)) == 4
+def test_only_methods_that_use_the_training_set_get_it(task: Task, tmp_path: Path) -> None:
+    given: dict[str, int] = {}
+
+    def spy(function: Any, calls: Any, *, jobs: int) -> Iterator[Any]:
+        for call in calls:
+            if function is measure:
+                given[call[2].name] = len(call[0].train.labels)
+            yield function(*call)
+
+    run([task], Plan(("ts", "dac"), 1, jobs=1), tmp_path, parallel=spy)
+    assert given == {"uncal": 150, "ts": 150, "dac": 120}
+
+
+@pytest.mark.usefixtures("short_trainings")
+def test_a_failure_is_in_the_results_of_its_method_and_tried_again(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("nothing to divide by")
+
+    plan = Plan(("ts", "vector", "kcal"), 1, jobs=1)
+    monkeypatch.setattr(METHODS["vector"].calibrator_class, "fit", fail)
+    monkeypatch.setattr(store, "train_for", fail)
+    found = {result.key.method: result for result in run([task], plan, tmp_path)}
+    assert found["ts"].error is None
+    assert "ZeroDivisionError: nothing to divide by" in str(found["vector"].error)
+    assert "training the projection: ZeroDivisionError" in str(found["kcal"].error)
+    monkeypatch.undo()
+    assert {result.error for result in run([task], plan, tmp_path)} == {None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -78,14 +77,6 @@ def test_other_files_are_not_mixed_in(task, folder):
     assert (folder / RESULTS_FILE).read_text() == content
 
 
-def test_every_line_is_strict_json(folder):
-    def fail(constant: str) -> None:
-        raise AssertionError(constant)  # NaN or Infinity
-
-    lines = (folder / RESULTS_FILE).read_text().split("\n")
-    assert len([json.loads(line, parse_constant=fail) for line in lines if line]) == 6
-
-
 def test_fingerprint_of_a_task_depends_on_all_that_it_holds(task):
     outside = ClassifierOutputs(task.pool.embeddings[:5], task.pool.logits[:5])
     others = [
@@ -145,11 +136,3 @@ def test_slow_trainings_are_kept_unless_damaged(task, tmp_path, trained):
         assert sorted(trained) == ["kcal", "kcal"] + ["kcal-paper"] * damaged
         for one, other in zip(first, again, strict=True):
             assert (one.error, one.metrics) == (None, other.metrics)
-
-
-def test_training_path_depends_on_what_is_trained(task, tmp_path, trained):
-    def path(task: Task = task, seed: int = 0, by_group: bool = False) -> Path:
-        return training_path("kcal-paper", task, seed=seed, by_group=by_group, folder=tmp_path)
-
-    other = replace(task, pool=make_task(seed=1).pool)  # the calibration set of its first split is monitored
-    assert len({path(), path(other), path(make_task(seed=1)), path(seed=1), path(by_group=True)}) == 5

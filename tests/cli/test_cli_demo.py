@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import kcal
 import kcal.datasets
 from kcal.calibrators import calibrator_state
 from kcal.cli import app
-from kcal.cli.demonstration import CODE, program
+from kcal.cli.demonstration import CODE
 
 
 def load_small_example(train: int = 1500, others: int = 1000) -> kcal.datasets.Example:
@@ -81,11 +80,6 @@ def test_the_commands_to_type_next_give_the_model_of_the_demo(shown):
     assert (folder / "reliability.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_no_line_is_wider_than_the_terminal(shown):
-    lines = shown[0].partition("KCalBlend is saved")[0].splitlines()
-    assert max(len(line) for line in lines if not line.startswith("In ")) <= 80
-
-
 def test_the_printed_lines_run_and_give_the_row_that_they_name(shown):
     names: dict[str, Any] = {}
     assert CODE in shown[0]
@@ -104,28 +98,3 @@ def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(
     with np.load(folder / "test.npz", allow_pickle=False) as stored:
         expected = names["model"].calibrator.predict_proba(stored["embeddings"], logits=stored["logits"])
     np.testing.assert_allclose(probs, expected, atol=1e-5)
-
-
-def test_without_matplotlib_and_with_quiet(tmp_path, monkeypatch):
-    monkeypatch.setattr(kcal, "load_example", lambda: load_small_example(600, 400))
-    for name in [name for name in sys.modules if name.startswith(("matplotlib", "kcal.plots"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install 'kcal[plots]'" in run_demo(tmp_path / "demo")
-    assert not (tmp_path / "demo" / "reliability.png").exists()
-    assert run_demo(tmp_path / "deep" / "demo", "--quiet") == ""
-    assert (tmp_path / "deep" / "demo" / "model.kcal").exists()
-    (tmp_path / "file").touch()
-    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "file")])
-    assert (result.exit_code, "--out must be a folder" in result.stderr) == (2, True)
-
-
-def test_commands_name_the_program_so_that_a_shell_finds_it(monkeypatch, tmp_path):
-    elsewhere = tmp_path / "a b" / "kcal"
-    elsewhere.parent.mkdir()
-    elsewhere.touch(mode=0o755)
-    monkeypatch.setattr(sys, "argv", [str(elsewhere)])
-    monkeypatch.setenv("PATH", "")
-    assert program() == f"'{elsewhere}'"
-    monkeypatch.setenv("PATH", str(elsewhere.parent))
-    assert program() == "kcal"

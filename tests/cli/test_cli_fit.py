@@ -90,13 +90,6 @@ def test_the_summary_names_columns_and_results_and_is_json(run, tmp_path):
     assert run("fit", "data.csv", "-o", "m.kcal", *TABLE, "--quiet").output == ""
 
 
-def test_without_logits_a_blend_is_fitted_on_embeddings_alone_and_says_so(run):
-    np.savez("bare.npz", **without(blobs(90, 1), "logits"))
-    assert "none: fitted on embeddings alone" in run("fit", "bare.npz", "-m", "kcal-blend", "-o", "m.kcal").stdout
-    words = ("fit", "bare.npz", "-m", "kcal-blend", "-o", "m.kcal", "--representation", "probabilities")
-    assert "--representation" in run(*words, code=2).stderr
-
-
 def test_a_training_set_in_the_same_file_teaches_the_projection(run):
     train = {f"train_{key}": array for key, array in blobs(150, 3).items() if key in ("embeddings", "labels")}
     np.savez("all.npz", **blobs(90, 1), **train)
@@ -105,17 +98,12 @@ def test_a_training_set_in_the_same_file_teaches_the_projection(run):
     assert (len(kcal.load("model.kcal").support_indices_), kcal.load("model.kcal").model_.dimension) == (90, 2)
 
 
-def test_training_labels_that_mean_something_else_are_rejected(run, calibration):
+def test_training_labels_with_other_classes_are_rejected(run, calibration):
     np.savez("numbers.npz", **without(blobs(90, 3, names=False), "classes"))
     np.savez("turned.npz", **blobs(90, 3) | {"classes": ANIMALS[::-1]})
     np.savez("bare.npz", **without(blobs(90, 1), "classes"))
     for data, train in (("bare.npz", "numbers.npz"), (calibration, "turned.npz")):
         run("fit", data, "-m", "kcal", "--train", train, "-o", "m.kcal", code=1)
-
-
-def test_without_a_training_set_a_warning_says_that_no_projection_is_learned(run, calibration):
-    result = run("fit", calibration, "-o", "model.kcal", "-m", "kcal-linear", "--dimension", "2")
-    assert result.stderr.startswith("warning: No training set was given: no projection is learned")
 
 
 def test_numbered_labels_without_names_stay_numbers(run):
@@ -161,49 +149,6 @@ def test_parameters_are_options_or_set(run, calibration, method, words, expected
     run("fit", calibration, "--method", method, *words, "--out", "model.kcal")
     parameters = kcal.load("model.kcal").get_params()
     assert {name: parameters[name] for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        ("-m ts --kernel rbf", "--kernel"),
-        ("--kernel rbf", "--kernel: parameters of method kcal-blend"),
-        ("-m nonsense", "--method"),
-        ("-m kcal --dimension many", "--dimension"),
-        ("-m kcal --projection identity --bandwidth rule", "--bandwidth-reference"),
-        ("-m kcal --projection identity --bandwidth rule --bandwidth-reference 1,inf", "--bandwidth-reference"),
-        ("-m kcal --projection identity --bandwidth 1 --folds 5", "--folds"),
-        ("-m kcal --projection identity --dimension 2", "--dimension"),
-        ("-m kcal --projection identity --recipe paper", "--recipe"),
-        ("-m kcal --projection identity --folds 1000", "--folds"),
-        ("-m ts --seed text", "--seed"),
-        ("-m kcal-blend --prior cat", "--prior"),
-        ("-m kcal-blend --prior cat=0.5,cat=0.5", "--prior"),
-        ("-m kcal-blend --prior cat=0.2,dog=0.2,owl=0", "--prior"),
-        ("-m imax --set form", "--set"),
-        ("-m imax --set =3", "--set must be"),
-        ("-m imax --set bones=3", "--set bones"),
-        ("-m imax --set bins=many", "--set bins"),
-        ("-m imax --set bins=3 --set bins=4", "--set bins"),
-        ("-m kcal --set updates=3", "--set updates"),
-        ("-m kcal-blend --train calibration.npz", "--train"),
-        ("-m kcal --projection identity --train calibration.npz", "--train"),
-        ("-m kcal --train-labels calibration.npz", "--train-labels"),
-        ("-m ts --classes cat,,owl", "--classes"),
-        ("-m ts --groups ids", "--groups would have no effect: method ts does not use groups"),
-    ],
-)
-def test_a_wrong_option_is_named_and_nothing_is_written(run, calibration, words, option):
-    assert option in run("fit", calibration, "-o", "model.kcal", *words.split(), code=2).stderr
-    assert not Path("model.kcal").exists()
-
-
-BAD_LOGITS = {
-    "rows": lambda z: z[:50],
-    "columns": lambda z: z[:, :2],
-    "nan": lambda z: np.where(np.arange(3) + np.zeros((len(z), 1)) == 1, np.nan, z),
-    "text": lambda z: z.astype(str),
-}
 
 
 @pytest.mark.filterwarnings("ignore::kcal.KcalWarning")

@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from animals import blobs
-from typer.testing import CliRunner
+from animals import blobs, write_columns
 
 import kcal
-from kcal.cli import COMMANDS, app, main
-from kcal.cli.messages import readable_messages
-from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.cli import COMMANDS
 
 QUICK = ("-m", "kcal", "--projection", "identity")
 NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
 
 
-def stopped(capsys, error: BaseException, **options: str) -> tuple[int, str]:
-    """The exit code and the line of an error that a command raises."""
-    with pytest.raises(typer.Exit) as exit_, readable_messages(options):
-        raise error
-    return exit_.value.exit_code, capsys.readouterr().err
-
-
-def test_an_error_about_a_parameter_names_its_option_and_is_a_usage_error(capsys):
-    error = InvalidInputError("folds", "must be at least 2", got="1", remedy="Pass folds=5, or bins=3.")
-    expected = "error: --folds must be at least 2; got 1. Pass --folds 5, or bins=3.\n"
-    assert stopped(capsys, error, folds="--folds") == (2, expected)
-    error = InvalidInputError("labels", "must be in classes", remedy="Pass classes=[..., 'fox'], or logits=.")
-    expected = "error: labels must be in classes. Pass --classes ...,fox, or --logits.\n"
-    assert stopped(capsys, error, labels="--labels", classes="--classes", logits="--logits") == (1, expected)
-    assert stopped(capsys, InvalidInputError("y", "must be known")) == (1, "error: labels must be known.\n")
-
-
-def test_warnings_are_lines_and_those_of_others_name_their_place(capsys):
-    with readable_messages({"x": "--x"}):
-        warnings.filterwarnings("always", category=DeprecationWarning)
-        warn("Something is odd.", KcalWarning, remedy="Pass x=3.")
-        warnings.warn("old habit", DeprecationWarning, stacklevel=1)
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "warning: Something is odd. Pass --x 3."
-    assert second.startswith("warning: old habit (test_cli_messages.py, line ")
-
-
-def test_errors_of_the_file_system_are_lines_and_bugs_are_not_hidden(capsys):
-    error = OSError(28, "No space left on device", "model.kcal")
-    assert stopped(capsys, error) == (1, "error: model.kcal: No space left on device.\n")
-    with pytest.raises(ZeroDivisionError), readable_messages():
-        _ = 1 / 0
-
-
-def test_ctrl_c_ends_with_130_and_says_what_is_kept(run, calibration, capsys, monkeypatch):
-    assert stopped(capsys, KeyboardInterrupt())[0] == 130
-
+def test_ctrl_c_ends_with_130_and_says_what_is_kept(run, calibration, monkeypatch):
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -88,40 +46,15 @@ def test_names_from_files_cannot_control_the_terminal(run):
         assert "\\x1b" in result.output
 
 
-def test_help_lists_the_commands_in_panels_and_the_exit_codes(run):
+def test_help_lists_the_commands_and_each_has_an_example(run):
     output = run("--help").stdout
-    for text in (*NAMES, *COMMANDS, "Exit codes"):
-        assert text in output
-    assert CliRunner().invoke(app, []).exit_code == 2
-
-
-@pytest.mark.parametrize("command", NAMES)
-def test_every_command_explains_itself_with_an_example(run, command):
-    output = " ".join(run(command, "--help").stdout.split())
-    assert f"kcal {command}" in output.partition("Example")[2]
-    assert "bool" not in output
-    if command not in ("serve", "token"):
-        assert "--json" in output
+    for name in (*NAMES, *COMMANDS, "Exit codes"):
+        assert name in output
+    for name in NAMES:
+        output = " ".join(run(name, "--help").stdout.split())
+        assert f"kcal {name}" in output.partition("Example")[2]
         assert "--quiet" in output
-
-
-@pytest.mark.parametrize("words", [["--nonsense"], ["nonsense"], ["fit", "--nonsense"], ["fit"], ["token"]])
-def test_a_wrong_command_or_option_is_one_line(run, words):
-    result = run(*words, code=2)
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-
-
-def test_a_terminal_without_arrows_is_no_reason_to_fail(monkeypatch):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
-    monkeypatch.setattr(sys, "argv", ["kcal", "fit", "--help"])
-    monkeypatch.setattr(sys, "stdout", stream)
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    assert exit_.value.code == 0
-    typer.echo("↑", file=stream)
-    assert stream.buffer.getvalue().endswith(b"?\n")
+        assert ("--json" in output) == (name != "serve")
 
 
 def modules_after(*commands: list[str]) -> str:
@@ -156,39 +89,35 @@ def test_paths_are_checked_before_torch_is_imported(model, test_set):
         ["export", str(model), "-o", "head.txt"],
         ["explain", str(model), str(test_set), "--plot", "why.gif"],
         ["bench", "no"],
+        ["serve", "no.kcal"],
     ]
     assert "torch" not in modules_after(*paths)
 
 
 WRITERS = {
-    "fit": "fit calibration.npz -m kcal --projection identity -o {}/new.kcal",
-    "predict": "predict model.kcal test.npz -o {}/new.csv",
-    "evaluate": "evaluate model.kcal test.npz --no-intervals --json {}/new.json",
-    "demo": "demo -q -o {}",
+    "calibration.npz": "fit calibration.npz -m kcal --projection identity -o",
+    "test.npz": "predict model.kcal test.npz -o",
+    "model.kcal": "evaluate model.kcal test.npz --no-intervals --json",
 }
+"""Commands that write a file, and one of their inputs."""
 
 
-@pytest.mark.parametrize("command", WRITERS)
-def test_a_folder_without_the_right_to_write_is_named_before_the_work(run, model, test_set, monkeypatch, command):
+@pytest.mark.parametrize("file", WRITERS)
+def test_an_output_is_writable_in_an_existing_folder_and_no_input(run, model, test_set, monkeypatch, file):
     def reject(path: Path, flags: int, mode: int) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
+    words, before = WRITERS[file].split(), Path(file).read_bytes()
+    name = "new.kcal" if "fit" in words else "new.npz"
+    assert "Make the folder" in run(*words, f"nowhere/{name}", code=2).stderr
+    run(*words, file, code=2)
+    assert Path(file).read_bytes() == before
     Path("locked").mkdir()
     monkeypatch.setattr(os, "open", reject)
-    result = run(*WRITERS[command].format("locked").split(), code=1)
+    result = run(*words, f"locked/{name}", code=1)
     assert result.stderr.startswith("error: locked/")
     assert result.stderr.endswith(": Permission denied.\n")
     assert "/." not in result.stderr  # the temporary name
-
-
-@pytest.mark.parametrize("command", ["fit", "predict", "evaluate"])
-def test_an_output_is_in_an_existing_folder_and_no_input(run, model, test_set, command):
-    assert "Make the folder" in run(*WRITERS[command].format("nowhere").split(), code=2).stderr
-    *words, _last = WRITERS[command].split()
-    replaced = {"fit": "calibration.npz", "predict": "test.npz", "evaluate": "test.npz"}[command]
-    before = Path(replaced).read_bytes()
-    run(*words, replaced, code=2)
-    assert Path(replaced).read_bytes() == before
 
 
 FORMULAS = np.array(["=1+1", "-dog", "@owl"])
@@ -217,3 +146,121 @@ def test_tables_without_pyarrow_say_how_to_install_it(run, monkeypatch, model, t
     assert "kcal[tables]" in run("predict", model, test_set, "-o", "p.csv", code=1).stderr
     assert "kcal[tables]" in run("predict", model, "*.parquet", "-o", "scores", code=1).stderr
     run("predict", model, test_set, "-o", "p.npz")
+
+
+WRONG = """\
+--nonsense | 2 | --nonsense
+nonsense | 2 | nonsense
+token | 2 |
+fit C -o N | 2 | --out must end in
+fit C -o N.kcal -m nonsense | 2 | --method
+fit C -o N.kcal -m ts --kernel rbf | 2 | --kernel
+fit C -o N.kcal --kernel rbf | 2 | --kernel: parameters of method kcal-blend
+fit C -o N.kcal -m kcal --dimension many | 2 | --dimension
+fit C -o N.kcal -m kcal --projection identity --bandwidth rule | 2 | --bandwidth-reference
+fit C -o N.kcal -m kcal --projection identity --bandwidth rule --bandwidth-reference 1,inf | 2 | --bandwidth-reference
+fit C -o N.kcal -m kcal --projection identity --bandwidth 1 --folds 5 | 2 | --folds
+fit C -o N.kcal -m kcal --projection identity --folds 1000 | 2 | --folds
+fit C -o N.kcal -m kcal --projection identity --dimension 2 | 2 | --dimension
+fit C -o N.kcal -m kcal --projection identity --recipe paper | 2 | --recipe
+fit C -o N.kcal -m ts --seed text | 2 | --seed
+fit C -o N.kcal --prior cat | 2 | --prior
+fit C -o N.kcal --prior cat=0.5,cat=0.5 | 2 | --prior
+fit C -o N.kcal --prior cat=0.2,dog=0.2,owl=0 | 2 | --prior
+fit C -o N.kcal -m imax --set form | 2 | --set
+fit C -o N.kcal -m imax --set =3 | 2 | --set must be
+fit C -o N.kcal -m imax --set bones=3 | 2 | --set bones
+fit C -o N.kcal -m imax --set bins=many | 2 | --set bins
+fit C -o N.kcal -m imax --set bins=3 --set bins=4 | 2 | --set bins
+fit C -o N.kcal -m kcal --set updates=3 | 2 | --set updates
+fit C -o N.kcal -m kcal-blend --train C | 2 | --train
+fit C -o N.kcal -m kcal --projection identity --train C | 2 | --train
+fit C -o N.kcal -m kcal --train-labels C | 2 | --train-labels
+fit C -o N.kcal -m ts --classes cat,,owl | 2 | --classes
+fit C -o N.kcal -m ts --groups ids | 2 | --groups would have no effect: method ts does not use groups
+fit bare.npz -o N.kcal -m kcal-blend --representation probabilities | 2 | --representation
+predict M no.npz -o N.npz | 2 | no.npz
+predict foreign.kcal T -o N.npz | 1 | foreign.kcal is not a kcal file
+predict projection.kcal T -o N.npz | 1 | projection
+predict M T -o N.npy --evidence | 2 | --evidence
+predict M none*.parquet -o N | 1 | DATA must be parquet files
+predict M empty -o N | 1 | DATA must be parquet files
+predict M *.parquet -o foreign.kcal --embeddings e* | 2 | --out must be a folder
+predict M *.parquet -o N | 1 | --embeddings
+predict M *.parquet -o N --logits e* | 2 | --logits
+predict M *.parquet -o N --engine spark | 2 | --engine
+predict M *.parquet -o N --workers 2 | 2 | --workers
+evaluate M | 2 | needs DATA
+evaluate C T | 2 | leave DATA out
+evaluate T --allow-overlap | 2 | --allow-overlap
+evaluate M C | 3 | rows of calibration.npz
+evaluate M T --no-intervals --resamples 50 | 2 | --no-intervals
+evaluate M T --no-intervals --groups ids | 2 | --no-intervals
+evaluate M T --confidence 95 | 2 | --confidence
+evaluate M T --resamples 5 | 2 | --resamples
+evaluate M T --pictures 3 | 2 | --report
+evaluate M T --probabilities p | 2 | --probabilities
+evaluate M T --classes a,b | 2 | --classes
+evaluate M T --report M | 2 | --report
+evaluate M unknown.npz | 1 | cow
+compare C T --methods ts,hal | 2 | 'hal' is not one of all, uncal
+compare C T --methods ts,ts | 2 | more than once
+compare C T --methods ts,sms --train C | 2 | --train
+compare bare.npz T --methods ts | 1 | ts: logits
+explain M T --row 60 | 2 | --row must be a row of test.npz, 0 to 59; got 60
+explain M T --row 1 --id x | 2 | --row and --id choose rows in two ways
+explain M T --id nobody | 2 | --id must be an id that test.npz has once; got 'nobody', which it has 0 times
+explain M bare.npz --id a | 2 | --id needs ids, and bare.npz has none
+explain M T --plot N.gif | 2 | --plot must end in .png, .pdf, .svg
+explain M T --csv N.parquet | 2 | --csv must end in .csv
+explain M T --logits T | 2 | --logits would have no effect
+explain M T --json T | 2 | --json must not replace an input
+explain ts.kcal T | 1 | MODEL must predict from calibration samples; got ts.kcal, of method ts
+compress ts.kcal --size 5 -o N.kcal | 1 | no support to compress
+compress M -o N.kcal | 2 | --size or --max-loss-increase
+compress M -o N.kcal --size 2 | 2 | --size
+compress M -o N.kcal --size many | 2 | --size
+compress M -o N.kcal --size 9 --min-cluster-size 0 | 2 | --min-cluster-size
+compress M -o N.kcal --max-loss-increase -1 | 2 | --max-loss-increase
+bench empty | 1 | must be a folder with a task
+bench --methods hal | 2 | 'hal' is not one of all
+bench --splits 0 | 2 | --splits
+bench --address here | 2 | --address
+task N.npz --train C | 2 | both --train and --pool
+task N.npz --train C --pool T --share 2 | 2 | between 0 and 1
+task missing.npz | 2 | NAME.npz does not exist; got missing.npz
+task T | 1 | test.npz: pool_embeddings is missing
+task C --train C --pool T | 1 | NAME.npz must not replace an input; got calibration.npz
+serve M --complete-store | 2 | needs --store
+serve M --network missing | 2 | 'missing' does not exist
+serve M --tokens missing | 2 | 'missing' does not exist
+serve M --max-body-mb inf | 2 | --max-body-mb
+serve M --max-wait-ms nan | 2 | --max-wait-ms
+token make x.json | 2 | make
+token create N.json --scope admin | 2 | --name
+token create N.json --name a --scope root | 2 | must be one of predict, feedback, metrics, admin
+token list missing.json | 1 | No such file
+token revoke missing.json --name a | 1 | No such file"""
+
+
+def test_a_wrong_command_line_is_one_message_that_names_the_option_and_writes_nothing(run, model, test_set):
+    run("fit", "calibration.npz", "-m", "ts", "-o", "ts.kcal", "-q")
+    bare = blobs(90, 1)
+    np.savez("bare.npz", embeddings=bare["embeddings"], labels=bare["labels"])
+    np.savez("unknown.npz", **blobs(60, 2) | {"labels": np.full(60, "cow")})
+    write_columns(Path("new.parquet"), {f"e{k}": column for k, column in enumerate(bare["embeddings"].T)})
+    kcal.save(kcal.train_projection(bare["embeddings"], bare["labels"]), "projection.kcal")
+    Path("foreign.kcal").write_bytes(b"not a model")
+    Path("empty").mkdir()
+    names = {"C": "calibration.npz", "T": "test.npz", "M": "model.kcal"}
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    for line in WRONG.splitlines():
+        command, code, message = (part.strip() for part in line.split("|"))
+        result = run(*(names.get(word, word) for word in command.split()), code=int(code))
+        errors = [text for text in result.stderr.splitlines() if not text.startswith("warning: ")]
+        assert len(errors) == 1, (line, result.stderr)
+        assert errors[0].startswith("error: "), line
+        assert message in errors[0], (line, errors)
+        assert result.stdout == "", line
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
+    assert not Path("N").exists()

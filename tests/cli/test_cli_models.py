@@ -29,28 +29,9 @@ def test_a_smaller_model_is_that_of_the_library(run, model, tmp_path, options, a
     assert output == f"small.kcal: {small.support_size_} support points in place of 90\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--size or --max-loss-increase"),
-        (["--size", "2"], "--size"),
-        (["--size", "many"], "--size"),
-        (["--size", "9", "--min-cluster-size", "0"], "--min-cluster-size"),
-        (["--max-loss-increase", "-1"], "--max-loss-increase"),
-    ],
-)
-def test_a_wrong_option_of_compress_is_named(run, model, options, message):
-    assert message in run("compress", model, *options, "-o", "small.kcal", code=2).stderr
-
-
 def test_fewer_points_than_asked_for_are_a_warning(run, model):
     result = run("compress", model, "--size", 40, "--min-cluster-size", 1000, "-o", "small.kcal")
     assert result.stderr.startswith("warning: There are 3 support points, below --size 40: --min-cluster-size 1000")
-
-
-def test_a_method_without_support_cannot_be_compressed(run, calibration):
-    run("fit", calibration, "-o", "ts.kcal", "-m", "ts", "--quiet")
-    assert "no support to compress" in run("compress", "ts.kcal", "--size", 5, "-o", "s.kcal", code=1).stderr
 
 
 @pytest.mark.usefixtures("shared_operators")

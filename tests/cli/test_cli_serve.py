@@ -43,32 +43,6 @@ def test_a_complete_store_must_be_given_and_have_samples(run, model, tmp_path):
     assert "must have samples" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("option", ["--network", "--tokens"])
-def test_files_of_options_must_exist(run, model, option):
-    assert f"'{option}': path 'missing' does not exist" in run("serve", model, option, "missing", code=2).stderr
-
-
-@pytest.mark.parametrize("value", ["inf", "nan", "-1", "much"])
-def test_limits_are_finite_numbers(run, model, value):
-    for option in ("--max-body-mb", "--max-wait-ms"):
-        assert option in run("serve", model, option, value, code=2).stderr
-
-
-def test_a_missing_model_is_told_before_torch_is_imported():
-    code = """
-import sys
-from kcal.cli import main
-sys.argv[1:] = ["serve", "missing.kcal"]
-try:
-    main()
-except SystemExit as stop:
-    print(stop.code, "torch" in sys.modules)
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["2", "False"]
-    assert "'missing.kcal' does not exist" in found.stderr
-
-
 def test_a_missing_extra_says_how_to_install_it(run, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = run("serve", model, code=1)
@@ -85,23 +59,6 @@ def test_tokens_are_made_shown_once_listed_and_revoked(run, tmp_path):
     assert token not in listed
     assert run("token", "revoke", str(file), "--name", "ward").exit_code == 0
     assert json.loads(file.read_text())["tokens"] == []
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["make", "x.json"], "make"),
-        (["create", "x.json", "--scope", "admin"], "--name"),
-        (["create", "x.json", "--name", "a"], "--scope"),
-        (["create", "x.json", "--name", "a", "--scope", "root"], "must be one of predict, feedback, metrics, admin"),
-        (["list", "missing.json"], "No such file"),
-        (["revoke", "missing.json", "--name", "a"], "No such file"),
-    ],
-)
-def test_invalid_token_commands_are_refused(run, tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    code = 1 if words[1] == "missing.json" else 2
-    assert message in run("token", *words, code=code).stderr
 
 
 CHANGES = """

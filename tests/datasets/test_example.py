@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kcal.datasets import COMPANIONS, Example, SmallCNN, load_example
+from kcal.datasets import COMPANIONS, Example, load_example
 from kcal.errors import InvalidInputError
 
 SIZES = {"train": 20_000, "calibration": 3_000, "test": 7_000}
@@ -55,20 +55,6 @@ def test_network_reproduces_the_stored_outputs_from_the_images(example, name):
     np.testing.assert_allclose(part.logits, logits, rtol=2**-11, atol=1e-4)
 
 
-def test_stored_head_gives_the_stored_logits_of_every_part(example):
-    weights = example.network_weights()
-    weight, bias = weights["head.weight"].numpy(), weights["head.bias"].numpy()
-    for name in SIZES:
-        part = getattr(example, name)
-        np.testing.assert_allclose(part.embeddings @ weight.T + bias, part.logits, atol=0.03)
-
-
-def test_two_readings_are_equal_and_share_no_memory(example):
-    again = load_example()
-    np.testing.assert_array_equal(again.test.embeddings, example.test.embeddings)
-    assert not np.shares_memory(again.test.embeddings, example.test.embeddings)
-
-
 @pytest.mark.parametrize("loss", COMPANIONS)
 def test_companions_are_of_the_same_images(example, loss):
     companion = example.companion(loss)
@@ -83,21 +69,3 @@ def test_missing_images_and_companions_raise_by_name(example):
         example.train.loader()
     with pytest.raises(InvalidInputError, match=r"^loss"):
         example.companion("hinge")
-
-
-def test_image_is_classified_alone_whatever_its_batch():
-    images = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    network = SmallCNN(2).eval()
-    logits = network(images)
-    assert logits.shape == (5, 2)
-    assert torch.equal(logits, network.head(network.embed(images)))
-    torch.testing.assert_close(torch.cat([network(image[None]) for image in images]), logits)
-
-
-@pytest.mark.parametrize(
-    "images",
-    [torch.zeros(5, 28, 28), None, np.zeros((5, 1, 28, 28), np.float32), torch.zeros(5, 1, 28, 28, dtype=torch.uint8)],
-)
-def test_other_images_raise_by_name(images):
-    with pytest.raises(InvalidInputError, match=r"^images must be"):
-        SmallCNN()(images)

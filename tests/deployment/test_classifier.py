@@ -217,23 +217,6 @@ def test_file_without_a_network_warns(trained: Trained, outputs: kcal.Classifier
     np.testing.assert_allclose(loaded(trained.points).detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
-def test_calibrator_and_network_are_of_one_file_even_if_it_is_replaced(
-    model: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = model.save(tmp_path / "model.kcal")
-    other = CalibratedClassifier(Network(), "uncal").fit(trained.calibration).save(tmp_path / "other.kcal")
-    plain = Path.open
-
-    def open_and_replace(self: Path, *arguments: Any, **options: Any) -> Any:
-        opened = plain(self, *arguments, **options)
-        if other.exists():
-            other.replace(path)
-        return opened
-
-    monkeypatch.setattr(Path, "open", open_and_replace)
-    assert_equal(CalibratedClassifier.load(path, trained.network)(trained.points), model(trained.points))
-
-
 def test_head_that_is_a_function_is_given_again(trained: Trained, tmp_path: Path) -> None:
     def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = trained.network.body(points)
@@ -259,17 +242,6 @@ def test_head_may_be_a_layer_or_its_name(model: CalibratedClassifier, trained: T
     np.testing.assert_array_equal(named.predict_proba(trained.points), model.predict_proba(trained.points))
     with pytest.raises(InvalidInputError, match=r"^head"):
         CalibratedClassifier(trained.network, head="nowhere")
-
-
-def test_mode_of_the_network_plays_no_part_and_stays(model: CalibratedClassifier, trained: Trained) -> None:
-    trained.network.train()
-    first, second = model(trained.points), model(trained.points)
-    assert trained.network.training
-    assert trained.network.body[2].training
-    assert_equal(first, second)  # dropout is off
-    model.eval()
-    assert not trained.network.training
-    assert_equal(model(trained.points), first)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
@@ -436,26 +408,6 @@ def test_module_follows_a_calibrator_that_forgets(method: Any, trained: Trained)
             assert part.shape[1] != rows.shape[1] or not (torch.cdist(rows, part.float()) < 1e-6).any()
 
 
-class Switching(nn.Module):
-    """Gives the scores of another layer where they are large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.near, self.far = nn.Linear(6, N_CLASSES), nn.Linear(6, N_CLASSES)
-
-    def forward(self, points: torch.Tensor) -> torch.Tensor:
-        near, far = self.near(points), self.far(points)
-        return torch.where(far.abs().amax(dim=1, keepdim=True) > 50, far, near)
-
-
-def test_head_that_no_longer_gives_the_logits_is_refused_everywhere(trained: Trained) -> None:
-    torch.manual_seed(0)
-    fitted = CalibratedClassifier(Switching(), KCal(projection="identity")).fit(trained.calibration)
-    for call in (fitted, fitted.with_evidence, fitted.predict_proba, fitted.evidence, fitted.to_exported):
-        with pytest.raises(InvalidInputError, match=r"^head must give the logits of every batch"):
-            call(trained.points[:3] * 500)
-
-
 def test_outputs_of_another_width_are_refused(model: CalibratedClassifier, trained: Trained, tmp_path: Path) -> None:
     loaded = CalibratedClassifier.load(model.save(tmp_path / "model.kcal"), trained.network, head="body.0")
     with pytest.warns(NetworkWarning, match=r"body\.0 is not the last"):
@@ -463,11 +415,3 @@ def test_outputs_of_another_width_are_refused(model: CalibratedClassifier, train
     for call in (loaded, loaded.with_evidence):
         with pytest.raises(InvalidInputError, match=r"embeddings with the 16 columns of the fit; got 6"):
             call(trained.points)
-
-    def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return trained.network.body(points), trained.network(points)[:, :3]
-
-    for method in ("ts", "kcal-blend"):
-        path = CalibratedClassifier(trained.network, method).fit(trained.calibration).save(tmp_path / "model.kcal")
-        with pytest.raises(InvalidInputError, match="logits with the 4 columns of the fit; got 3"):
-            CalibratedClassifier.load(path, trained.network, head=head)(trained.points)

@@ -20,6 +20,7 @@ import pytest
 from torch import nn
 
 import kcal
+from benchmarks.clusters import worker_pids
 from kcal.benchmark import Plan, run
 from kcal.benchmark.tasks import Task
 from kcal.distributed import Columns, ShardedKCal, Workers, in_parallel, predict
@@ -59,19 +60,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = pa.table({"id": np.arange(3_000) + 10_000 * place, **columns})
         pq.write_table(table, folder / f"rows-{place}.parquet", row_group_size=700)
     return folder
-
-
-def worker_pids(cluster: Any, name: str) -> list[int]:
-    """Return the processes of the cluster's actors and tasks of such a name."""
-    nodes = cluster.list_all_nodes()
-    raylets = {info.process.pid for node in nodes for info in node.all_processes.get("raylet", ())}
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent in raylets and (folder / "cmdline").read_text().startswith(f"ray::{name}"):
-                found.append(int(folder.name))
-    return found
 
 
 def kill_one(cluster: Any, name: str, ended: threading.Event, killed: list[int]) -> None:
@@ -222,16 +210,3 @@ def test_the_code_of_the_page_runs(cluster, tmp_path, monkeypatch):
     assert names["sharded"].bandwidth_ == pytest.approx(names["model"].bandwidth_, abs=1e-6)
     assert [row["id"] for row in names["table"].to_pylist()] == list(range(600))
     assert pq.read_table(tmp_path / "scores").equals(names["table"])  # of the command
-
-
-def test_the_rows_of_a_dataset_are_written_and_scored(cluster, model, tmp_path):
-    import ray.data
-
-    rows = samples(1_000, 8)[0]
-    dataset = ray.data.from_arrow(pa.table({f"e{index}": rows[:, index] for index in range(N_FEATURES)}))
-    done = predict(dataset, model, tmp_path / "out", engine="local")
-    assert (done.n_rows, done.n_computed) == (1_000, 1)
-    scored = pq.read_table(tmp_path / "out")
-    probs = np.stack([scored.column(f"p_{k}") for k in range(N_CLASSES)], axis=1)
-    np.testing.assert_array_equal(probs, model.predict_proba(rows))
-    assert not (tmp_path / "out" / "_rows").exists()

@@ -203,7 +203,7 @@ def test_unreadable_files_are_named(model, tmp_path):
             predict(tmp_path / f"{name}.parquet", model, tmp_path / "out", **options())
     write(tmp_path / "b.parquet", 2, 1, id=["c", "d"])
     write(tmp_path / "c.parquet", 2, 1, id=[1, 2])
-    with pytest.raises(kcal.InvalidInputError, match="ids of the type"):
+    with pytest.raises(kcal.InvalidInputError, match="ids of one type"):
         predict([tmp_path / "b.parquet", tmp_path / "c.parquet"], model, tmp_path / "other", **options())
     with pytest.raises(kcal.InvalidInputError, match="data"):
         predict(tmp_path / "none*.parquet", model, tmp_path / "other", **options())

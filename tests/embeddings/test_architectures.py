@@ -9,7 +9,7 @@ import pytest
 import torch
 from networks import N_CLASSES
 
-from kcal import InvalidInputError, extract
+from kcal import extract
 from kcal.embeddings import find_head
 
 TIMM: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -54,19 +54,6 @@ def test_embeddings_are_the_features_before_the_classifier_of_timm(name: str, ti
         logits = network(images)
     np.testing.assert_allclose(outputs.embeddings, features.numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(outputs.logits, logits.numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_distilled_transformer_needs_a_choice(timm: Any) -> None:
-    network = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=N_CLASSES, img_size=32, depth=2)
-    images = torch.randn(2, 3, 32, 32)
-    with pytest.raises(InvalidInputError, match=r"head \(192 → 5.*head_dist \(192 → 5"):
-        extract(network, [images])
-    outputs = extract(network, [images], head="head")
-    network.eval()
-    with torch.no_grad():
-        class_token = network.forward_features(images)[:, 0]
-        np.testing.assert_allclose(outputs.embeddings, class_token.numpy(), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(outputs.logits, network(images).numpy(), rtol=1e-4, atol=1e-5)
 
 
 def bert(transformers: Any) -> tuple[Any, Any]:
@@ -114,9 +101,3 @@ def test_embedding_of_a_vision_transformer_is_its_class_token(transformers: Any)
     with torch.no_grad():
         expected = network.vit(images).last_hidden_state[:, 0]
     np.testing.assert_allclose(outputs.embeddings, expected.numpy(), rtol=1e-4, atol=1e-5)
-
-
-def test_encoding_of_transformers_is_a_batch(transformers: Any) -> None:
-    network, _ = bert(transformers)
-    encoding = transformers.BatchEncoding({**TEXT, "labels": torch.arange(3)})
-    assert extract(network, [encoding]).embeddings.shape == (3, 16)

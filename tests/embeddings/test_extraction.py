@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections import UserDict
 from typing import Any
 
@@ -25,8 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-import kcal
-from kcal import InvalidInputError, KCalBlend, LoaderWarning, RepresentationWarning, extract
+from kcal import InvalidInputError, LoaderWarning, RepresentationWarning, extract
 
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % N_CLASSES
@@ -91,14 +89,6 @@ def test_without_labels_there_are_none(network: nn.Module) -> None:
     assert extract(network, [X]).labels is None
     assert extract(network, [(X,)]).labels is None
     assert extract(network, [{"input": X}]).labels is None
-
-
-def test_what_is_extracted_can_be_fitted(network: nn.Module) -> None:
-    outputs = extract(network, [(X, Y)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", kcal.KcalWarning)
-        blend = kcal.fit_on(KCalBlend(), outputs)
-    assert blend.n_features_in_ == 8
 
 
 def test_wrapped_networks_are_unwrapped(network: nn.Module) -> None:
@@ -181,18 +171,6 @@ def test_network_that_caches_can_be_trained_afterwards() -> None:
     assert list(network.state_dict()) == ["body.weight", "body.bias", "fc.weight", "fc.bias"]
 
 
-def test_dropout_and_gradients_are_off() -> None:
-    modes: list[tuple[bool, bool]] = []
-
-    class Watching(Returning):
-        def forward(self, x: torch.Tensor) -> Any:
-            modes.append((self.training, torch.is_grad_enabled()))
-            return super().forward(x)
-
-    extract(Watching(lambda features, logits: logits).train(), [X])
-    assert set(modes) == {(False, False)}
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_networks_of_other_precisions_give_float32(dtype: torch.dtype, network: nn.Module) -> None:
     exact = sequential().double().eval()
@@ -206,12 +184,6 @@ def test_networks_of_other_precisions_give_float32(dtype: torch.dtype, network: 
     error = 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     np.testing.assert_allclose(outputs.embeddings, embeddings, rtol=0, atol=error * np.abs(embeddings).max())
     np.testing.assert_allclose(outputs.logits, logits, rtol=0, atol=error * np.abs(embeddings).max())
-
-
-def test_autocast_is_an_option(network: nn.Module) -> None:
-    outputs, exact = extract(network, [X], autocast=torch.bfloat16), extract(network, [X])
-    assert outputs.logits.dtype == np.float32
-    assert 0 < np.abs(outputs.logits - exact.logits).max() < 0.05
 
 
 def test_masked_classes_are_kept_finite() -> None:
@@ -268,13 +240,6 @@ def test_outputs_that_look_like_probabilities_warn() -> None:
         extract(network, [X], head="fc")
 
 
-def test_progress_is_shown_on_request(network: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
-    extract(network, [X, X], progress=True)
-    assert "Running the network" in capfd.readouterr().err
-    extract(network, iter([X]), progress=True)
-    assert "Running the network" in capfd.readouterr().err
-
-
 class Drawing(Sampler[int]):
     """Draws the order with a generator of its own."""
 
@@ -286,25 +251,6 @@ class Drawing(Sampler[int]):
 
     def __len__(self) -> int:
         return 20
-
-
-def test_tensors_that_a_data_set_caches_can_be_trained_on(network: nn.Module) -> None:
-    class Caching(torch.utils.data.Dataset[Any]):
-        cache: dict[int, torch.Tensor]
-
-        def __init__(self) -> None:
-            self.cache = {}
-
-        def __len__(self) -> int:
-            return 20
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            return self.cache.setdefault(index, X[index] * 2), int(Y[index])
-
-    data = Caching()
-    extract(network, DataLoader(data, batch_size=10))
-    network.train()(torch.stack([data[index][0] for index in range(20)]).requires_grad_()).sum().backward()
-    assert not any(tensor.is_inference() for tensor in data.cache.values())
 
 
 def test_modules_that_act_in_eval_are_left_alone() -> None:

@@ -137,13 +137,6 @@ def test_wrong_head_raises(make: Any, head: Any, message: str) -> None:
         extract(make(), [inputs], head=head)
 
 
-def test_named_layer_and_the_layer_itself_are_taken() -> None:
-    network, inputs = ResNet(), torch.randn(4, 3, 8, 8)
-    expected = extract(network, [inputs])
-    for head in ("fc", network.fc):
-        np.testing.assert_array_equal(extract(network, [inputs], head=head).embeddings, expected.embeddings)
-
-
 def test_named_layer_decides_between_two_heads() -> None:
     network, inputs = TwoHeads().eval(), torch.randn(4, 6)
     outputs = extract(network, [inputs], head="head_dist")
@@ -235,21 +228,6 @@ def test_layers_of_wrapped_networks_have_both_names() -> None:
         extract(network, [inputs], head="module.fc")
 
 
-def test_layer_with_two_names_is_known_by_both() -> None:
-    class Aliased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(6, N_CLASSES)
-            self.alias = self.fc
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.alias(x)
-
-    network, inputs = Aliased(), torch.randn(3, 6)
-    for head in (None, "fc", "alias"):
-        np.testing.assert_array_equal(extract(network, [inputs], head=head).embeddings, inputs.numpy())
-
-
 def test_weights_may_be_computed_from_others() -> None:
     found, refused = Returning(lambda f, z: z), Returning(lambda f, z: 2 * z)
     for network in (found, refused):
@@ -269,17 +247,6 @@ def test_input_of_a_layer_may_be_named() -> None:
     for head in (None, "fc"):
         outputs = extract(network, [inputs], head=head)
         np.testing.assert_allclose(applied(network.fc, outputs.embeddings), outputs.logits, atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "n_runs"), [("resnet", 1), ("ecg", 1), ("tokens", 2)])
-def test_head_is_found_in_the_pass_that_gives_the_first_outputs(name: str, n_runs: int) -> None:
-    make, layer, inputs = TENSORS[name]
-    network, runs = make(), []
-    network.register_forward_hook(lambda *_: runs.append(1))
-    extract(network, [inputs()])
-    assert len(runs) == n_runs  # two for a layer with many positions, whose copies are not held in the first
-    extract(network, [inputs()], head=layer)
-    assert len(runs) == n_runs + 1
 
 
 class MaskedTransformer(nn.Module):

@@ -148,28 +148,6 @@ def test_truncated_or_missing_arrays_raise(network: nn.Module, tmp_path: Path) -
         read_outputs(tmp_path)
 
 
-def test_other_places_raise(network: nn.Module, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"folder must hold outputs\.json.*kcal\.extract"):
-        read_outputs(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInputError, match=r"^to must be a folder"):
-        extract(network, batches(), to=tmp_path / "file")
-
-
-def test_failure_while_writing_keeps_what_is_complete(
-    network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(folders, "ROWS_PER_COMMIT", 16)
-    with monkeypatch.context() as patch:
-        patch.setattr(folders.os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            extract(network, batches(), to=tmp_path)
-    assert_same(extract(network, batches(), to=tmp_path), extract(network, batches()))
-
-
 def sized(size: int, n_batches: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
     parts = [(X[start : start + size], Y[start : start + size]) for start in range(0, 50, size)]
     return parts[:n_batches]
@@ -260,18 +238,3 @@ def test_another_head_raises(network: nn.Sequential, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"^to .* first batch"):
         extract(network, batches(), to=tmp_path, head=head)
     extract(network, batches(), to=tmp_path, head="4")
-
-
-@pytest.mark.parametrize("place", ["mkdir", "open"])
-def test_folder_that_cannot_be_written_raises(
-    place: str, network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def frozen(*_: Any, **__: Any) -> None:
-        raise OSError(30, "Read-only file system")
-
-    folder = tmp_path / "new"
-    if place == "open":  # the lock of a folder that exists
-        folder.mkdir()
-    monkeypatch.setattr(*((Path, "mkdir") if place == "mkdir" else (os, "open")), frozen)
-    with pytest.raises(InvalidInputError, match=r"^to .*Read-only file system"):
-        extract(network, sized(10), to=folder)

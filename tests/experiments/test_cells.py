@@ -14,18 +14,9 @@ from experiments.cell_tables import cell_tables, summary
 from experiments.cells import Cell, run, sized_splits
 from kcal import TemperatureScaling, metrics
 from kcal.benchmark import Task
-from kcal.embeddings import ClassifierOutputs
 
 LOG_LOSS = "negative_log_likelihood"
 OPTIONS: dict[str, Any] = {"methods": ("uncal", "ts"), "sizes": ("20", "40", "500", "full"), "n_splits": 1}
-
-
-@pytest.fixture(scope="module")
-def many_classes() -> Task:
-    labels = np.arange(180) % 9
-    logits = np.random.default_rng(0).normal(size=(180, 9)) + 2 * np.eye(9)[labels]
-    outputs = ClassifierOutputs(logits[:, :4].astype(np.float32), logits.astype(np.float32), labels)
-    return Task("many", outputs, outputs, 0.5, tuple("abcdefghi"))
 
 
 def cells_of(found: pandas.DataFrame) -> set[Cell]:
@@ -74,23 +65,6 @@ def test_sizes_are_nested_and_groups_are_never_on_both_sides(task: Task) -> None
     for small, large in zip(splits[0::3], splits[1::3], strict=True):
         np.testing.assert_array_equal(small[1].calibration, large[1].calibration[:20])
         np.testing.assert_array_equal(small[1].test, large[1].test)
-
-
-def test_subset_keeps_a_third_of_the_classes_and_all_columns(many_classes: Task, tmp_path: Path) -> None:
-    kept = []
-    for _, split in sized_splits(many_classes, "subset", ("full",), 4):
-        labels = many_classes.pool.labels
-        kept.append(tuple(np.unique(labels[split.calibration])))
-        assert kept[-1] == tuple(np.unique(labels[split.test]))
-        assert (len(split.calibration), len(split.test)) == (30, 30)
-    assert [len(classes) for classes in kept] == [3] * 4
-    assert len(set(kept)) == 4
-    found = run([many_classes], tmp_path, "subset", ("subset",), **OPTIONS)
-    name, split = next(iter(sized_splits(many_classes, "subset", ("20",), 1)))
-    logits, labels = many_classes.pool.logits[split.test], many_classes.pool.labels[split.test]
-    loss = metrics.negative_log_likelihood(np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True), labels)
-    row = found.set_index(list(Cell._fields)).loc[("many", "subset", name, 0, "uncal")]
-    assert row[LOG_LOSS] == pytest.approx(loss, rel=1e-5)
 
 
 def test_summary_of_a_worked_example() -> None:

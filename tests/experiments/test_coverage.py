@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from experiments import coverage
-from experiments.coverage import Problem, draw, main, true_errors
+from experiments.coverage import Problem, draw, true_errors
 
 
 def test_true_errors_are_those_of_many_labels() -> None:
@@ -26,13 +23,3 @@ def test_true_errors_are_those_of_many_labels() -> None:
         assert estimated[name] == pytest.approx(truth[name], abs=0.01)
     calibrated = true_errors(draw(problem._replace(power=1.0), generator))
     assert calibrated["classwise_calibration_error"] == pytest.approx(0, abs=1e-12)
-
-
-def test_a_second_run_measures_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "problems", lambda: iter([Problem(60, 2, True, 0, 0.0, 1.0)]))
-    monkeypatch.setattr(coverage, "other_problems", lambda: iter([]))
-    main(tmp_path, data_sets=2, resamples=20)
-    first = pd.read_csv(tmp_path / "coverage.csv")
-    monkeypatch.setattr(coverage, "cover", None)
-    main(tmp_path, data_sets=2, resamples=20)
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "coverage.csv"), first)

@@ -40,16 +40,3 @@ def test_errors_are_those_of_fitting_by_hand(grown: Measurements) -> None:
     calibrator = KCal(projection="identity").fit(world.outputs.embeddings, world.outputs.labels)
     expected = np.abs(calibrator.predict_proba(test.outputs.embeddings) - test.truth).mean()
     assert grown["60"]["kcal"]["error"][1] == pytest.approx(expected)
-
-
-def test_more_samples_come_closer_to_the_truth_and_the_samples_gain_weight(grown: Measurements) -> None:
-    few, many = (
-        {name: float(values["error"].mean()) for name, values in grown[size].items()} for size in ("60", "2,000")
-    )
-    assert few["kcal"] > 2 * many["kcal"]
-    assert few["uncal"] == many["uncal"]
-    assert few["kcal-blend"] == min(few.values())
-    assert few["kcal-blend"] > many["kcal-blend"] == min(many.values())
-    shares = [grown[size]["kcal-blend"] for size in ("60", "2,000")]
-    assert shares[0]["samples"].mean() < shares[1]["samples"].mean()
-    assert shares[0]["network"].mean() > shares[1]["network"].mean()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
 
 from experiments.lines import Line, Panel
@@ -16,7 +15,6 @@ from experiments.study import Measurements, Study, StudyOutput, TaskSetting, Val
 from kcal.benchmark import Task
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
-from kcal.errors import FileFormatError
 
 
 @pytest.fixture
@@ -93,15 +91,3 @@ def test_a_stopped_study_resumes(study: Study, task: Task, seen: list[tuple[str,
     assert len(seen) == 2 + 1
     run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
     assert len(seen) == 3 + 6
-
-
-def test_tables_and_figures_are_written(study: Study, task: Task, tmp_path: Path) -> None:
-    measured = run_study(study, lambda: [task], n_splits=2, folder=tmp_path)
-    written = pandas.read_csv(tmp_path / "variants.csv", dtype=str, keep_default_na=False)
-    (table,) = study.show(measured).tables
-    assert set(written.pop("table")) == {table.title}
-    assert written.to_numpy().tolist() == table.frame.to_numpy().tolist()
-    assert (tmp_path / "variants.png").read_bytes().startswith(b"\x89PNG")
-    (tmp_path / "variants.jsonl").write_text("my notes\nand more\n")
-    with pytest.raises(FileFormatError, match="not a measurement"):
-        run_study(study, lambda: [task], n_splits=2, folder=tmp_path)

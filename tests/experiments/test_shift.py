@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from experiments import shift
-from experiments.output import LOG_LOSS
-from experiments.runner import run_study
-from experiments.shift import KNOWN, RATIOS, UNIFORM, estimated_prior, presumed_frequencies, thinned
-from experiments.study import Measurements, TaskSetting
-from kcal import metrics
+from experiments.shift import UNIFORM, estimated_prior, presumed_frequencies, thinned
+from experiments.study import TaskSetting
 from kcal.benchmark import Task
-from kcal.benchmark.results import MAIN_METRICS
 from kcal.benchmark.tasks import row_splits
-from kcal.calibrators import TemperatureScaling
-from kcal.embeddings import ClassifierOutputs
 from kcal.monitoring import adjust_prior
 
 MEANS = np.array([-1.0, 0.3, 1.5])
@@ -41,26 +31,6 @@ def draw(n: int, prior: NDArray[np.float64], seed: int) -> tuple[NDArray[np.floa
     return MEANS[labels] + generator.normal(size=n), labels
 
 
-def known_task(n_pool: int = 4000) -> Task:
-    """Return a task whose network knows p(y | x)."""
-
-    def outputs(n: int, seed: int) -> ClassifierOutputs:
-        points, labels = draw(n, BEFORE, seed)
-        logits = np.log(posterior(points, BEFORE)).astype(np.float32)
-        return ClassifierOutputs(points[:, None].astype(np.float32), logits, labels)
-
-    return Task("known", outputs(500, 0), outputs(n_pool, 1), 0.5, ("a", "b", "c"))
-
-
-@pytest.fixture(scope="module")
-def shifted() -> Iterator[Measurements]:
-    """Return the study without the blend, which takes far longer than the others."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shift, "METHODS", ("uncal", "ts", "dircal", "kcal"))
-        patch.setattr(shift, "DRAWN", ("ts", "kcal"))
-        yield run_study(shift.STUDY, lambda: [known_task()], n_splits=2)
-
-
 def test_thinning_gives_the_wanted_frequencies() -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(3), [1000, 500, 200]))
     kept = np.bincount(labels[thinned(labels, 100.0, 3, 0)])
@@ -68,15 +38,6 @@ def test_thinning_gives_the_wanted_frequencies() -> None:
     assert np.bincount(labels[thinned(labels, 1 / 100, 3, 0)]).tolist() == [1000, 50, 2]
     assert np.bincount(labels[thinned(labels, UNIFORM, 3, 0)]).tolist() == [200, 200, 200]
     assert thinned(labels, 1.0, 3, 0).tolist() == list(range(1700))
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.sampled_from([*RATIOS, UNIFORM]), st.integers(0, 99))
-def test_thinning_never_invents_samples_and_goes_by_the_seed(classes: list[int], ratio: float, seed: int) -> None:
-    labels = np.array(classes)
-    kept = thinned(labels, ratio, 5, seed)
-    assert len(set(kept.tolist())) == len(kept)
-    assert set(kept.tolist()) <= set(range(len(labels)))
-    assert kept.tolist() == thinned(labels, ratio, 5, seed).tolist()
 
 
 @pytest.mark.parametrize("method", ["kcal-untrained", "kcal-blend"])
@@ -106,33 +67,3 @@ def test_the_estimated_prior_is_the_true_one_within_sampling_error() -> None:
     corrected = adjust_prior(posterior(points, BEFORE), found, BEFORE)
     np.testing.assert_allclose(corrected.mean(axis=0), found, atol=1e-5)  # where it comes to rest
     assert np.abs(np.bincount(labels) / len(labels) - BEFORE).max() > 0.3
-
-
-def test_what_is_measured_is_what_fitting_by_hand_gives(shifted: Measurements) -> None:
-    task, measured, place = known_task(), shifted["known"]["ts"], RATIOS.index(10.0)
-    for row, split in enumerate(row_splits(4000, 0.5, 2, 0)):
-        labels = task.pool.labels[split.test]
-        kept = thinned(labels, 10.0, 3, [0, row])
-        scaling = TemperatureScaling().fit(task.pool.logits[split.calibration], task.pool.labels[split.calibration])
-        plain = scaling.predict_proba(task.pool.logits[split.test])[kept]
-        before = np.bincount(task.pool.labels[split.calibration]) / 2000
-        after = np.bincount(labels[kept]) / len(kept)
-        weighted = plain.astype(np.float64) * after / before
-        expected = metrics.evaluate(
-            weighted / weighted.sum(axis=1, keepdims=True), labels[kept], protocol="paper"
-        ).as_dict()
-        for name in MAIN_METRICS:
-            assert measured[f"{name}{KNOWN}"][row, place] == pytest.approx(expected[name], rel=1e-5)
-        assert measured["samples"][row, place] == len(kept)
-        assert measured["rarest"][row, place] == np.bincount(labels[kept]).min()
-
-
-def test_the_prior_helps_after_a_shift_and_does_nothing_without_one(shifted: Measurements) -> None:
-    same, other = RATIOS.index(1.0), RATIOS.index(10.0)
-    for method in ("uncal", "ts", "dircal", "kcal"):
-        values = shifted["known"][method]
-        plain, known, estimated = (values[f"{LOG_LOSS}{prior}"] for prior in shift.PRIORS)
-        assert np.abs(known[:, same] - plain[:, same]).max() < 0.01
-        assert np.abs(estimated[:, same] - plain[:, same]).max() < 0.01
-        assert (known[:, other] < plain[:, other] - 0.05).all()
-        assert (estimated[:, other] < plain[:, other] - 0.05).all()

@@ -1,7 +1,26 @@
-"""Random predictions whose true probabilities are known."""
+"""Random predictions: strategies of hypothesis, and draws whose true probabilities are known."""
 
 import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy.special import softmax
+
+
+@st.composite
+def coarse_predictions(draw, most=40):
+    """Probabilities of few distinct values, so that ties and exact zeros and ones are common, and labels."""
+    n, k = draw(st.integers(1, most)), draw(st.integers(2, 5))
+    whole = draw(arrays(np.int64, (n, k), elements=st.integers(0, 4)))
+    whole[whole.sum(axis=1) == 0] = 1
+    return whole / whole.sum(axis=1, keepdims=True), draw(arrays(np.int64, n, elements=st.integers(0, k - 1)))
+
+
+@st.composite
+def random_predictions(draw, fewest=1):
+    n, k = draw(st.integers(fewest, 25)), draw(st.integers(2, 5))
+    generator = np.random.default_rng(draw(st.integers(0, 10_000)))
+    concentration = draw(st.sampled_from([0.2, 1.0, 10.0]))
+    return generator.dirichlet(np.full(k, concentration), size=n), generator.integers(0, k, size=n)
 
 
 def draw_labels(true, generator):

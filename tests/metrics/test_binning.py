@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcal.errors import InvalidInputError
-from kcal.metrics import ReliabilityBins, reliability
+from kcal.metrics import reliability
 
 steady = settings(deadline=None, max_examples=50)  # a slow run is not a failure
 
@@ -66,13 +66,6 @@ def test_negative_zero_and_byte_order_do_not_matter(dtype):
     assert result.observed_frequency.tolist() == [0.0, 1.0, 1.0]
 
 
-def test_fewer_samples_than_bins_leave_the_first_bins_empty():
-    result = binned([0.2, 0.8], [0, 1], bins=5, adaptive=True)
-    assert result.counts.tolist() == [0, 0, 0, 1, 1]
-    assert result.gap[3:].tolist() == pytest.approx([-0.2, 0.2])
-    assert result.calibration_error == pytest.approx(0.2)
-
-
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_threshold_keeps_predictions_that_equal_it(adaptive):
     values = np.array([0.1, 0.05, 0.3], dtype=np.float32)
@@ -82,24 +75,6 @@ def test_threshold_keeps_predictions_that_equal_it(adaptive):
     assert nothing.counts.tolist() == [0, 0, 0]
     assert np.isnan(nothing.calibration_error)
     assert "0 samples" in str(nothing)
-
-
-def test_bins_print_as_a_table_without_the_empty_ones():
-    bins = ReliabilityBins(
-        counts=np.array([0, 1200]),
-        mean_prediction=np.array([np.nan, 0.75]),
-        observed_frequency=np.array([np.nan, 0.5]),
-        edges=np.array([0, 0.5, 1]),
-        of=3,
-        adaptive=False,
-        weights=np.array([0, 1200], dtype=float),
-        effective_counts=np.array([0, 1200], dtype=float),
-    )
-    assert str(bins).splitlines() == [
-        "Reliability of class 3: 1,200 samples, calibration error 0.2500",
-        "bin                 samples  prediction  observed",
-        "0.5000 to 1.0000      1,200      0.7500    0.5000",
-    ]
 
 
 @steady

@@ -67,13 +67,6 @@ def test_cells_sum_up_to_the_error(data, bins, weighted):
     assert f"{len(cells.counts):,} cells" in str(cells)
 
 
-def test_two_cells_by_hand():
-    # Two bins. (.6, .3, .1) and (.8, .1, .1) share the cell (1, 0, 0): mean (.7, .2, .1) against (.5, 0, .5):
-    # half of .2 + .2 + .4 is .4. (.4, .3, .3) is alone: against (0, 1, 0), half of .4 + .7 + .3 is .7.
-    probs = np.array([[0.6, 0.3, 0.1], [0.8, 0.1, 0.1], [0.4, 0.3, 0.3]])
-    assert canonical_calibration_error(probs, [0, 2, 1], bins=2) == pytest.approx(2 / 3 * 0.4 + 1 / 3 * 0.7)
-
-
 def test_thousand_classes_and_as_many_bins_need_no_grid():
     generator = np.random.default_rng(0)
     probs = generator.dirichlet(np.full(1000, 0.01), size=30)

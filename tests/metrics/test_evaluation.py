@@ -3,7 +3,6 @@
 import pickle
 
 import numpy as np
-import pandas
 import pytest
 
 from kcal.errors import InvalidInputError
@@ -67,49 +66,10 @@ def test_evaluation_by_the_paper_has_its_definitions(predictions):
         evaluate(probs, labels, protocol="published")
 
 
-def test_evaluation_prints_as_a_table():
-    result = evaluate(np.array([[0.75, 0.25], [0.25, 0.75]]), [0, 0], bins=1)
-    assert str(result).splitlines() == [
-        "2 samples, 2 classes",
-        "accuracy          0.50000  higher is better",
-        "ECE               0.25000  lower is better",
-        "class-wise ECE    0.50000  lower is better",
-        "smooth ECE        0.25000  lower is better",
-        "Brier score       0.31250  lower is better",
-        "log-loss          0.83699  lower is better",
-        "1 equal-width bins; class-wise errors over all probabilities; probabilities clipped at 1e-12 in logarithms",
-    ]
-
-
 def test_nothing_above_the_threshold_is_shown_as_nan():
     result = evaluate(np.full((2, 1000), 1 / 1000), [0, 1], threshold="max")
     assert np.isnan(result.classwise_calibration_error)
-    assert "nan" in str(result)
-
-
-def test_labels_and_classes_may_come_from_pandas():
-    labels = pandas.Series(["b", "a", "b"], dtype=object)
-    found = evaluate([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], labels, classes=pandas.Series(["a", "b"], dtype=object))
-    assert found.accuracy == pytest.approx(2 / 3)
-    with pytest.raises(InvalidInputError, match="got None at row 1"):
-        evaluate([[0.1, 0.9], [0.8, 0.2]], pandas.Series(["b", None], dtype=object), classes=["a", "b"])
-
-
-def test_result_can_be_hashed_with_its_intervals():
-    probs, labels = [[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], [1, 0, 1]
-    first, second = (evaluate(probs, labels, confidence=0.9, resamples=20) for _ in range(2))
-    assert len({first, second}) == 1
-
-
-def test_pandas_own_kinds_of_numbers_are_numbers():
-    frame = pandas.DataFrame([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]])
-    labels = pandas.Series([1, 0, 1])
-    expected = evaluate(frame, labels)
-    assert evaluate(frame.convert_dtypes(), labels.convert_dtypes()) == expected
-    missing = frame.convert_dtypes()
-    missing.iloc[1, 0] = pandas.NA
-    with pytest.raises(InvalidInputError, match="at row 1"):
-        evaluate(missing, labels)
+    assert str(result).count("–") == 1
 
 
 def test_named_labels_count_for_their_columns():
@@ -117,25 +77,3 @@ def test_named_labels_count_for_their_columns():
     named = evaluate(probs, ["b", "c", "a"], classes=["b", "c", "a"])
     assert named == evaluate(probs, [0, 1, 2])
     assert named == evaluate(probs, [2, 0, 1], classes=[2, 0, 1])
-
-
-@pytest.mark.parametrize(
-    ("name", "labels", "classes"),
-    [
-        ("labels", [0.5, 1.0, 0.0], None),
-        ("labels", [0.0, np.nan, 0.0], None),
-        ("labels", [1, 2, 1], None),
-        ("labels", ["b", "x", "a"], ["a", "b"]),
-        ("labels", [0, 1, 1], ["a", "b"]),
-        ("classes", ["b", "a", "a"], ["a", "a"]),
-        ("classes", ["b", "a", "a"], ["a", "b", "c"]),
-    ],
-)
-def test_invalid_labels_are_named(name, labels, classes):
-    with pytest.raises(InvalidInputError, match=f"^{name} must"):
-        evaluate([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], labels, classes=classes)
-
-
-def test_groups_must_be_known():
-    with pytest.raises(InvalidInputError, match=r"^groups .* at row 2"):
-        evaluate([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]], [1, 0, 1], confidence=0.9, groups=[1.0, 2.0, np.nan])

@@ -6,24 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_predictions import draw_labels, random_predictions
 
-from kcal.errors import InvalidInputError
 from kcal.metrics import kernel_calibration_error
 
 steady = settings(deadline=None, max_examples=40)  # a slow run is not a failure
 
 ESTIMATORS = ["unbiased-quadratic", "unbiased-linear", "biased"]
-
-
-def draw_labels(probs, generator):
-    return (probs.cumsum(axis=1) > generator.random((len(probs), 1))).argmax(axis=1).clip(max=probs.shape[1] - 1)
-
-
-@st.composite
-def predictions(draw):
-    n, k = draw(st.integers(2, 25)), draw(st.integers(2, 5))
-    generator = np.random.default_rng(draw(st.integers(0, 10_000)))
-    return generator.dirichlet(np.full(k, 0.5), size=n), generator.integers(0, k, size=n)
 
 
 def distance_slow(p, q, kernel):
@@ -55,7 +44,7 @@ def estimate_slow(h, estimator):
 
 @steady
 @given(
-    data=predictions(),
+    data=random_predictions(fewest=2),
     estimator=st.sampled_from(ESTIMATORS),
     kernel=st.sampled_from(["total-variation", "euclidean"]),
     bandwidth=st.sampled_from([None, 0.1, 2.0]),
@@ -70,20 +59,6 @@ def test_estimates_equal_the_double_loop(data, estimator, kernel, bandwidth):
     assert result.bandwidth == pytest.approx(median if bandwidth is None else bandwidth)
     h = products_slow(probs, labels, kernel, result.bandwidth)
     assert result.value == pytest.approx(estimate_slow(h, estimator), abs=1e-12)
-
-
-def test_three_samples_by_hand():
-    # Distances .5, .5, 0 and ν = .5. Residuals r1 = (0, 0), r2 = (.5, −.5), r3 = (−.5, .5).
-    # h12 = h13 = 0, h23 = e⁰·(−.5) = −.5; on the diagonal 0, .5, .5.
-    probs, labels = np.array([[1.0, 0.0], [0.5, 0.5], [0.5, 0.5]]), np.array([0, 0, 1])
-    quadratic = kernel_calibration_error(probs, labels)
-    assert quadratic.bandwidth == 0.5
-    assert quadratic.value == pytest.approx(-0.5 / 3)
-    assert kernel_calibration_error(probs, labels, estimator="biased").value == pytest.approx(0, abs=1e-15)
-    # The other way round, all residuals differ from zero: r1 = (−1, 1), h12 = h13·(−1) = e⁻¹·(−1).
-    linear = kernel_calibration_error(probs, np.array([1, 0, 1]), estimator="unbiased-linear")
-    assert linear.value == pytest.approx(-math.exp(-1))
-    assert math.isnan(linear.p_value), "one pair has no standard error"
 
 
 @pytest.mark.parametrize("estimator", ["unbiased-quadratic", "biased"])
@@ -149,15 +124,6 @@ def test_normal_test_of_the_linear_estimator_by_hand():
     assert result.p_value == pytest.approx(0.5 * math.erfc(1 / math.sqrt(2)))
 
 
-def test_one_sample_has_only_a_biased_estimate():
-    result = kernel_calibration_error([[0.7, 0.3]], [0], estimator="biased")
-    assert result.value == pytest.approx(0.3**2 + 0.3**2)
-    assert math.isnan(result.p_value)
-    for estimator in ("unbiased-quadratic", "unbiased-linear"):
-        with pytest.raises(InvalidInputError, match="probs must have at least 2 rows of positive weight; got 1"):
-            kernel_calibration_error([[0.7, 0.3]], [0], estimator=estimator)
-
-
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_certain_predictions_have_extreme_p_values(estimator):
     probs = np.tile(np.eye(2), (10, 1))
@@ -168,29 +134,6 @@ def test_certain_predictions_have_extreme_p_values(estimator):
     assert wrong.value == pytest.approx(2)  # equal rows: k = 1, and |(−1, 1)|² = 2
     assert wrong.p_value < 0.01
     assert wrong.bandwidth == 1, "equal rows have no distance"
-
-
-def test_where_most_rows_are_equal_the_mean_distance_is_the_bandwidth():
-    probs = np.array([[1.0, 0.0]] * 5 + [[0.5, 0.5]])
-    assert kernel_calibration_error(probs, [0] * 6).bandwidth == pytest.approx(5 * 0.5 / 15)
-
-
-def test_result_is_a_number_and_prints_what_it_is():
-    result = kernel_calibration_error(np.full((4, 2), 0.5), [0, 1, 0, 0], estimator="biased", resamples=9)
-    assert float(result) == result.value == pytest.approx(0.125)
-    assert str(result) == (
-        f"squared kernel calibration error 1.250e-01, p-value {result.p_value:.4f} "
-        "(biased, total-variation kernel, bandwidth 1, 4 samples)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("estimator", "quadratic"), ("kernel", "rbf"), ("bandwidth", 0), ("bandwidth", "median"), ("resamples", -1)],
-)
-def test_invalid_options_are_named(name, value):
-    with pytest.raises(InvalidInputError, match=f"^{name} must"):
-        kernel_calibration_error([[0.5, 0.5], [0.4, 0.6]], [0, 1], **{name: value})
 
 
 @pytest.mark.parametrize("estimator", ["unbiased-quadratic", "biased"])

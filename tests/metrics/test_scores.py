@@ -6,7 +6,7 @@ from inspect import signature
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from known_predictions import random_predictions
 from sklearn.metrics import brier_score_loss, log_loss
 
 from kcal.metrics import accuracy, brier_score, multiclass_brier_loss, negative_log_likelihood, top_label_brier_loss
@@ -17,15 +17,8 @@ PROBS = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.5, 0.25, 0.25]])
 LABELS = np.array([0, 2, 0])
 
 
-@st.composite
-def predictions(draw):
-    n, k = draw(st.integers(1, 30)), draw(st.integers(2, 6))
-    generator = np.random.default_rng(draw(st.integers(0, 10_000)))
-    return generator.dirichlet(np.full(k, 0.5), size=n), generator.integers(0, k, size=n)
-
-
 @steady
-@given(data=predictions())
+@given(data=random_predictions())
 def test_scores_equal_the_loop(data):
     probs, labels = data
     n, k = probs.shape
@@ -58,14 +51,6 @@ def test_log_loss_and_brier_score_are_those_of_scikit_learn(n_classes):
     assert brier_score(probs, labels, sample_weight=weights) == pytest.approx(
         brier_score_loss(labels, probs, **options)
     )
-
-
-def test_perfect_predictions_cost_exactly_nothing():
-    probs, labels = np.eye(4), np.arange(4)
-    assert accuracy(probs, labels) == 1
-    assert top_label_brier_loss(probs, labels) == 0
-    assert multiclass_brier_loss(probs, labels) == 0
-    assert str(negative_log_likelihood(probs, labels)) == "0.0"
 
 
 def test_label_with_probability_zero_costs_the_clip():

@@ -17,13 +17,6 @@ samples = st.lists(st.integers(-50, 50), min_size=2, max_size=12).filter(lambda 
 
 
 @steady
-@given(first=samples, second=samples)
-def test_pooled_test_is_that_of_scipy(first, second):
-    expected = stats.ttest_ind(first, second, equal_var=True, alternative="greater").pvalue
-    assert pooled_t_test(first, second) == pytest.approx(expected, abs=1e-9)
-
-
-@steady
 @given(
     means=st.tuples(st.floats(0, 1), st.floats(0, 1)),
     stds=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)),
@@ -44,19 +37,6 @@ def test_corrected_test_by_hand():
     expected = stats.t.sf(t, df=3)
     assert corrected_resampled_t_test(first, second, n_calibration=100, n_test=300) == pytest.approx(expected)
     assert corrected_resampled_t_test(second, first, n_calibration=100, n_test=300) == pytest.approx(1 - expected)
-
-
-@steady
-@given(data=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12))
-def test_corrected_test_tends_to_the_paired_test_and_is_never_surer(data):
-    first, second = np.array(data).T
-    differences = first - second
-    if np.std(differences) > 1e-6:
-        paired = stats.ttest_rel(first, second, alternative="greater").pvalue
-        many = corrected_resampled_t_test(first, second, n_calibration=10**12, n_test=1)
-        assert many == pytest.approx(paired, abs=1e-6)
-        few = corrected_resampled_t_test(first, second, n_calibration=5, n_test=95)
-        assert abs(few - 0.5) <= abs(paired - 0.5) + 1e-12
 
 
 def corrected(first, second):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_predictions import random_predictions
 from scipy.integrate import trapezoid
 from scipy.optimize import brentq
 
@@ -12,14 +13,6 @@ from kcal.metrics import kde_calibration_error, smooth_calibration_error
 few = settings(deadline=None, max_examples=15)  # the oracles are slow
 ERRORS = [smooth_calibration_error, kde_calibration_error]
 GRID = np.linspace(0, 1, 2001)
-
-
-@st.composite
-def predictions(draw):
-    n, k = draw(st.integers(1, 25)), draw(st.integers(2, 4))
-    generator = np.random.default_rng(draw(st.integers(0, 10_000)))
-    concentration = draw(st.sampled_from([0.2, 1.0, 10.0]))
-    return generator.dirichlet(np.full(k, concentration), size=n), generator.integers(0, k, size=n)
 
 
 def event(probs, labels, of):
@@ -57,7 +50,7 @@ def kde_error_slow(values, outcomes):
 
 
 @few
-@given(data=predictions(), of=st.sampled_from(["confidence", 0, 1]))
+@given(data=random_predictions(), of=st.sampled_from(["confidence", 0, 1]))
 def test_smooth_error_equals_direct_sums(data, of):
     values, outcomes = event(*data, of)
     if np.mean(np.abs(outcomes - values)) > 0.01:  # the dense grid does not resolve smaller widths
@@ -66,7 +59,7 @@ def test_smooth_error_equals_direct_sums(data, of):
 
 
 @few
-@given(data=predictions(), of=st.sampled_from(["confidence", 0, 1]))
+@given(data=random_predictions(), of=st.sampled_from(["confidence", 0, 1]))
 def test_kde_error_equals_direct_sums(data, of):
     values, outcomes = event(*data, of)
     if np.std(values) > 1e-3:
@@ -81,31 +74,6 @@ def test_equal_predictions_cost_their_distance_from_the_observed_frequency(error
     labels = (np.arange(8) >= 8 * rate).astype(int)
     assert error(probs, labels) == pytest.approx(abs(rate - 0.6), abs=1e-6)
     assert error(probs, labels, of=1) == pytest.approx(abs(1 - rate - 0.4), abs=1e-6)
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_constant_offset_is_its_own_error(error):
-    generator = np.random.default_rng(0)
-    truth = generator.uniform(0.2, 0.7, size=40_000)
-    labels = (generator.random(40_000) < truth).astype(int)
-    assert error(np.column_stack([1 - truth, truth]), labels, of=1) < 0.015
-    offset = truth + 0.2
-    assert error(np.column_stack([1 - offset, offset]), labels, of=1) == pytest.approx(0.2, abs=0.015)
-
-
-def test_predictions_that_are_almost_equal_cost_as_equal_ones():
-    values = 0.6 + np.array([0, 1e-16, 1e-9, 1e-7, 0, 0])
-    probs = np.column_stack([values, 1 - values])
-    assert kde_calibration_error(probs, [0, 0, 0, 1, 1, 1]) == pytest.approx(0.1, abs=1e-4)
-
-
-@few
-@given(data=predictions())
-def test_errors_lie_between_the_gap_of_the_means_and_one(data):
-    values, outcomes = event(*data, "confidence")
-    smooth = smooth_calibration_error(*data)
-    assert abs(np.mean(outcomes - values)) - 1e-8 <= smooth <= np.mean(np.abs(outcomes - values)) + 1e-8
-    assert 0 <= kde_calibration_error(*data) <= 1 + 1e-6
 
 
 def test_one_sample_that_is_nearly_right_has_its_own_gap():

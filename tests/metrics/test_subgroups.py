@@ -48,11 +48,10 @@ def test_the_subgroup_that_is_overconfident_is_found(sites):
     found = evaluate(*sites[:2], by=sites[2])
     assert found.direction == ["", "", "too high"]
     assert found.differs[2]
-    frame, text = found.to_frame(), str(found)
+    frame = found.to_frame()
     assert frame.index.name == "site"
     assert frame["direction"].tolist() == found.direction
-    assert text.splitlines()[0].split()[:2] == ["site", "samples"]
-    assert "too high, differs" in text.splitlines()[3]
+    assert "too high" in str(found)
 
 
 def test_p_values_of_a_case_worked_by_hand():

@@ -8,14 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 
-from kcal.errors import InvalidInputError
 from kcal.metrics import (
     accuracy_rejection,
     accuracy_rejection_area,
-    class_errors,
-    classwise_calibration_error,
     debiased_squared_calibration_error,
-    evaluate,
     kde_calibration_error,
     kernel_calibration_error,
     reliability,
@@ -46,42 +42,6 @@ def test_bins_of_whole_weights_equal_those_of_repeated_rows(seed, bins, adaptive
         np.testing.assert_allclose(weighted.mean_prediction, repeated.mean_prediction, atol=1e-9)
         np.testing.assert_allclose(weighted.observed_frequency, repeated.observed_frequency, atol=1e-9)
         assert weighted.calibration_error == pytest.approx(repeated.calibration_error, abs=1e-9)
-
-
-def test_rows_of_weight_0_leave_with_their_groups():
-    generator = np.random.default_rng(7)
-    probs, labels = generator.dirichlet(np.ones(3), size=60), generator.integers(3, size=60)
-    weights, groups = np.repeat([1.0, 0.0], [40, 20]), np.arange(60) // 5
-    options = {"confidence": 0.9, "resamples": 50}
-    some = evaluate(probs, labels, sample_weight=weights, groups=groups, **options)
-    alone = evaluate(probs[:40], labels[:40], groups=groups[:40], **options)
-    assert some == alone
-    assert some.intervals == alone.intervals
-    assert some.n_samples == 40
-
-
-def test_class_whose_rows_all_weigh_0_is_left_out():
-    probs = np.array([[0.9, 0.05, 0.05]] * 10 + [[0.05, 0.9, 0.05]] * 10 + [[0.02, 0.02, 0.96]] * 10)
-    labels, weights = np.repeat([0, 1, 2], 10), np.repeat([1.0, 2.0, 0.0], 10)
-    labels[::7] = 1
-    found = evaluate(probs, labels, sample_weight=weights, confidence=0.9, resamples=50)
-    kept = evaluate(probs[:20], labels[:20], sample_weight=weights[:20], confidence=0.9, resamples=50)
-    assert found.as_dict() == pytest.approx(kept.as_dict(), abs=1e-12)
-    assert set(found.intervals) == set(kept.intervals)
-    assert class_errors(probs, labels, sample_weight=weights).mean == pytest.approx(found.classwise_calibration_error)
-
-
-@pytest.mark.parametrize("k", [3, 49])
-def test_weights_do_not_move_the_threshold_of_single_precision(k):
-    probs = np.full((40, k), 1 / k, dtype=np.float32)
-    labels, weights = np.arange(40) % k, np.ones(40)
-    weights[0] = 1.5
-    plain = classwise_calibration_error(probs, labels)
-    assert np.isfinite(plain)
-    assert classwise_calibration_error(probs, labels, sample_weight=np.ones(40)) == pytest.approx(plain, abs=1e-7)
-    assert np.isfinite(classwise_calibration_error(probs, labels, sample_weight=weights))
-    intervals = evaluate(probs, labels, confidence=0.9, resamples=50).intervals
-    assert "classwise_calibration_error" in intervals
 
 
 def kernel_biased(probs, labels, sample_weight=None):
@@ -134,23 +94,6 @@ def test_weighted_kernel_errors_are_double_loops():
         assert metric(probs, labels, sample_weight=weights) == pytest.approx(sums[name] / masses[name], abs=1e-12)
 
 
-def calibrated(generator, n=150):
-    probs = generator.dirichlet(np.ones(3), n)
-    return probs, (generator.random(n)[:, None] > probs.cumsum(axis=1)).sum(axis=1)
-
-
-@pytest.mark.parametrize("estimator", ["unbiased-quadratic", "unbiased-linear", "biased"])
-def test_weighted_kernel_test_keeps_its_level(estimator):
-    generator = np.random.default_rng(15)
-    p_values = [
-        kernel_calibration_error(
-            *calibrated(generator), estimator=estimator, resamples=200, sample_weight=0.1 + 3 * generator.random(150)
-        ).p_value
-        for _ in range(150)
-    ]
-    assert 0.03 < np.mean(np.array(p_values) < 0.1) < 0.175  # 3 standard errors around 0.1
-
-
 def test_weighted_debiased_error_is_a_loop_over_equal_width_bins():
     probs, labels, _ = problem(16, n=200, digits=3)
     weights = np.random.default_rng(17).random(200)
@@ -169,21 +112,6 @@ def test_weighted_debiased_error_is_a_loop_over_equal_width_bins():
     assert measured == pytest.approx(total / mass, abs=1e-12)
 
 
-def test_weighted_debiased_error_of_calibrated_predictions_is_0_on_average():
-    generator = np.random.default_rng(18)
-    errors = []
-    for _ in range(400):
-        p = generator.random(100)
-        labels = (generator.random(100) < p).astype(int)
-        weights = 0.1 + 3 * generator.random(100) ** 2
-        errors.append(
-            debiased_squared_calibration_error(
-                np.column_stack([1 - p, p]), labels, bins=5, adaptive=False, of=1, sample_weight=weights
-            )
-        )
-    assert abs(np.mean(errors)) < 3 * np.std(errors) / 20
-
-
 def test_weighted_kde_error_is_an_integral_of_kernel_sums():
     probs, labels, _ = problem(19, n=60, digits=3)
     weights = np.random.default_rng(20).random(60)
@@ -196,26 +124,3 @@ def test_weighted_kde_error_is_an_integral_of_kernel_sums():
     expected = trapezoid(np.abs(kernel @ right - at * kernel.sum(axis=1)), at)
     measured = kde_calibration_error(probs, labels, of=1, bandwidth=0.05, sample_weight=weights)
     assert measured == pytest.approx(expected, abs=2e-5)
-
-
-def test_bands_widen_as_weights_grow_unequal():
-    probs, labels, _ = problem(23, n=400)
-    even = reliability(probs, labels, bins=4, sample_weight=np.ones(400))
-    uneven = reliability(probs, labels, bins=4, sample_weight=np.where(np.arange(400) % 10, 0.01, 1.0))
-    np.testing.assert_allclose(even.effective_counts, even.counts)
-    filled = even.counts > 50
-    assert (uneven.effective_counts[filled] < 0.4 * uneven.counts[filled]).all()
-    assert (np.diff(uneven.frequency_bands(0.95), axis=0) > np.diff(even.frequency_bands(0.95), axis=0))[
-        0, filled
-    ].all()
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [np.ones(3), np.full(120, -1.0), np.r_[np.nan, np.ones(119)], np.zeros(120), np.r_[1e-200, np.ones(119)],
-     np.ma.masked_array(np.ones(120), mask=np.arange(120) < 3), np.array(["a"] * 120)],
-)  # fmt: skip
-def test_invalid_weights_are_named(weights):
-    probs, labels, _ = problem(4)
-    with pytest.raises(InvalidInputError, match=r"^sample_weight must"):
-        evaluate(probs, labels, sample_weight=weights)

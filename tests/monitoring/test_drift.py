@@ -7,15 +7,11 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from oracles import slow_wealth
 from scipy.stats import kstest
 
 from kcal import FileFormatError, InvalidInputError, KCal
 from kcal.monitoring import DriftMonitor, mean_embedding_test, river_alarms
-from kcal.monitoring.betting import overall_payoffs
-from kcal.monitoring.drift import _uniformity_payoffs
-
-Floats = NDArray[np.float64]
 
 
 def test_ranks_are_shares_of_what_came_before_and_uniform():
@@ -31,11 +27,18 @@ def test_ranks_are_shares_of_what_came_before_and_uniform():
     assert kstest(ties, "uniform").pvalue > 0.01
 
 
-def test_payoffs_have_mean_zero_under_uniform_ranks_and_keep_their_bounds():
-    grid = (np.arange(100_000) + 0.5) / 100_000
-    payoffs = _uniformity_payoffs(grid)
-    np.testing.assert_allclose(payoffs.values.mean(axis=0), 0, atol=1e-9)
-    assert ((payoffs.lows <= payoffs.values) & (payoffs.values <= payoffs.highs)).all()
+def test_wealth_is_that_of_slow_bets_on_the_ranks():
+    generator = np.random.default_rng(2)
+    report = DriftMonitor(generator.normal(size=40)).update(generator.normal(size=200) - 0.5)
+    ranks = report.ranks
+    games = [
+        (0.5 - ranks, -0.5, 0.5),
+        ((ranks < 0.05) - 0.05, -0.05, 0.95),
+        ((ranks - 0.5) ** 2 - 1 / 12, -1 / 12, 1 / 6),
+    ]
+    slow = [slow_wealth(payoffs, np.full(200, low), np.full(200, high)) for payoffs, low, high in games]
+    np.testing.assert_allclose(np.exp(report.path), np.mean(slow, axis=0), rtol=1e-10)
+    assert report.log_wealth == report.path[-1]
 
 
 def test_exchangeable_scores_rarely_alarm_and_others_do():
@@ -50,30 +53,21 @@ def test_exchangeable_scores_rarely_alarm_and_others_do():
     assert sum(at is not None and at > 300 for at in delays) >= 55
 
 
-def test_updates_in_parts_are_one_update():
-    generator = np.random.default_rng(1)
-    reference, scores = generator.normal(size=40), generator.normal(size=90) - 2
-    at_once, in_parts = DriftMonitor(reference), DriftMonitor(reference)
-    whole = at_once.update(scores)
-    parts = [in_parts.update(scores[start : start + 9]) for start in range(0, 90, 9)]
-    np.testing.assert_allclose(np.concatenate([part.path for part in parts]), whole.path, atol=1e-10)
-    assert parts[-1].alarm_at == whole.alarm_at
-    assert str(whole).startswith(f"90 samples: ALARM after {whole.alarm_at} samples")
-
-
-def test_a_monitor_goes_on_from_its_state():
+def test_updates_in_parts_with_a_state_in_between_are_one_update():
     generator = np.random.default_rng(6)
     reference, scores = np.append(generator.normal(size=30).round(1), -np.inf), generator.normal(size=80).round(1) - 1
-    whole, first = DriftMonitor(reference, alpha=0.1, seed=3), DriftMonitor(reference, alpha=0.1, seed=3)
-    expected = whole.update(scores)
-    first.update(scores[:50])
-    state = json.loads(json.dumps(first.to_dict(), allow_nan=False))
-    restored = DriftMonitor.from_dict(state)
-    assert restored.to_dict() == state
-    report = restored.update(scores[50:])
-    np.testing.assert_array_equal(report.ranks, expected.ranks[50:])  # equal scores: the generator goes on too
-    np.testing.assert_allclose(report.path, expected.path[50:], atol=1e-10)
-    assert (report.n_samples, report.alpha, report.alarm_at) == (80, 0.1, expected.alarm_at)
+    expected = DriftMonitor(reference, alpha=0.1, seed=3).update(scores)
+    monitor, parts = DriftMonitor(reference, alpha=0.1, seed=3), []
+    for part in np.split(scores, 8):
+        state = json.loads(json.dumps(monitor.to_dict(), allow_nan=False))
+        monitor = DriftMonitor.from_dict(state)
+        assert monitor.to_dict() == state
+        parts.append(monitor.update(part))
+    # equal scores: the generator goes on too
+    np.testing.assert_array_equal(np.concatenate([part.ranks for part in parts]), expected.ranks)
+    np.testing.assert_allclose(np.concatenate([part.path for part in parts]), expected.path, atol=1e-10)
+    assert (parts[-1].n_samples, parts[-1].alpha, parts[-1].alarm_at) == (80, 0.1, expected.alarm_at)
+    assert str(parts[-1]).startswith(f"80 samples: ALARM after {expected.alarm_at} samples")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +172,7 @@ class Threshold:
 def test_detectors_see_the_payoff_row_by_row():
     probs, labels = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]), np.array([1, 0, 0])
     detector = Threshold()
-    payoffs = overall_payoffs(probs, labels).values[:, 0]
+    payoffs = 2 * ((probs**2).sum(axis=1) - probs[np.arange(3), labels])
     np.testing.assert_array_equal(river_alarms(detector, probs, labels), np.flatnonzero(payoffs > 0.5))
     np.testing.assert_allclose(detector.seen, payoffs)
 

@@ -6,21 +6,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from scipy.special import softmax
+from oracles import drawn_labels, random_probs
 
 from kcal import InvalidInputError, estimate_performance, evaluate
 
-Floats = NDArray[np.float64]
 OVERALL = ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")
-
-
-def random_probs(n: int, n_classes: int, seed: int, sharpness: float = 1.5) -> Floats:
-    return np.asarray(softmax(sharpness * np.random.default_rng(seed).normal(size=(n, n_classes)), axis=1))
-
-
-def drawn_labels(probs: Floats, seed: int) -> NDArray[np.int64]:
-    return np.asarray((probs.cumsum(axis=1) > np.random.default_rng(seed).random((len(probs), 1))).argmax(axis=1))
 
 
 def test_every_labelling_weighed_by_its_probability_gives_the_expectation_and_the_variance():
@@ -87,24 +77,17 @@ def test_whole_groups_are_drawn_from_the_population():
         estimate_performance(probs, groups=groups)
 
 
-def test_certain_predictions_have_no_doubt():
-    found = estimate_performance(np.eye(3)[[0, 1, 1, 0]])
+def test_certain_predictions_have_no_doubt_and_the_frame_holds_every_number():
+    found = estimate_performance(np.eye(3)[[0, 1, 1, 0]], classes=["no", "yes", "perhaps"])
     assert found.accuracy == (1, 1, 1)
     assert found.multiclass_brier_loss == (0, 0, 0)
     np.testing.assert_array_equal(found.recall[:2], 1)
     assert np.isnan(found.recall[2]).all()
     assert np.isnan(found.precision[2]).all()
-
-
-def test_the_table_and_the_frame_hold_every_number():
-    found = estimate_performance(random_probs(40, 2, seed=3), classes=["no", "yes"])
-    lines = str(found).splitlines()
-    assert lines[0].startswith("40 samples without labels, 2 classes")
-    assert f"{found.accuracy.value:.5f}" in lines[2]
-    assert lines[-1].split() == ["yes", *(f"{number:.5f}" for number in found.precision[1])]
     frame = found.to_frame()
-    assert len(frame) == 3 + 2 * 2
-    assert frame.loc[("recall", "yes"), "high"] == found.recall[1, 2]
+    assert len(frame) == 3 + 2 * 3
+    assert frame.loc[("recall", "yes"), "high"] == 1
+    assert str(found).startswith("4 samples without labels, 3 classes")
 
 
 def test_one_column_is_the_second_of_two_classes():

@@ -191,34 +191,13 @@ def test_each_of_a_thousand_flipped_bits_is_noticed(path: Path, fitted_content: 
     assert load(path).ids_.tolist() == list(range(1000, 1240))
 
 
-DAMAGES: dict[str, list[Any]] = {
-    "seed": [-1, None],
-    "representation": ["scores", ["logits"]],
-    "maps": ["all", {}],
-    "bins": [0, "many"],
-    "binning": ["equal"],
-    "form": ["square", []],
-    "knots": [1.5],
-    "floor": ["x"],
-    "penalty": [-1.0, "strong"],
-    "folds": [1],
-    "samples": [0],
-    "inducing_points": [[3]],
-    "width": [0],
-    "epochs": ["x"],
-    "grid": ["fine"],
-    "bandwidth": [-1.0],
-    "smoothing": [2.0],
-    "kernel": ["square"],
-}
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_damaged_parameters_and_columns_are_named(name: str, saved: Callable[[str], Path]) -> None:
     path = saved(name)
     header = header_of(path)
-    for parameter in DAMAGES.keys() & header["parameters"].keys():
-        for value in DAMAGES[parameter]:
+    ranges = {"seed": -1, "folds": 1, "bandwidth": -1.0, "smoothing": 2.0, "penalty": -1.0, "bins": 0}
+    for parameter in header["parameters"].keys() - {"prior", "progress", "head"}:  # which only another fit reads
+        for value in ([["no", "value"]], ranges.get(parameter, [])):
             assert_refused(rewrite(path, with_entry(header, ("parameters", parameter), value)), match=parameter)
     for columns in (5, 2, 0, "3", 3.0, True, None):
         assert_refused(rewrite(path, with_entry(header, ("values", "n_features"), columns)))

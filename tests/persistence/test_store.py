@@ -196,16 +196,6 @@ def test_foreign_files_raise_and_not_changed(tmp_path: Path) -> None:
             CalibrationStore(tmp_path / wrong)
 
 
-def test_closed_store_says_so(tmp_path: Path) -> None:
-    store = CalibrationStore(tmp_path / "store.db")
-    store.append(outputs(2))
-    store.close()
-    store.close()
-    for call in (store.samples, store.__len__, store.changes, store.vacuum, lambda: store.append(outputs(1, seed=1))):
-        with pytest.raises(InvalidInputError, match="store is closed"):
-            call()
-
-
 def test_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kcal.persistence.store.BUSY_SECONDS", 0.05)
     path = tmp_path / "store.db"
@@ -236,18 +226,6 @@ def test_nothing_of_an_erased_sample_stays_in_the_file(store: CalibrationStore) 
     store.vacuum()
     assert not any(trace in content for trace in traces for content in contents(store.path))
     assert len(store) == 100
-
-
-def test_deleted_samples_leave_the_totals_of_those_that_remain(tmp_path: Path) -> None:
-    totals = []
-    for name, extra in (("a.db", []), ("b.db", ["secret"])):
-        with CalibrationStore(tmp_path / name) as store:
-            store.append(outputs(5), times=np.zeros(5))
-            store.append(outputs(1, seed=1, ids=extra)) if extra else None
-            store.delete(extra) if extra else None
-        with closing(sqlite3.connect(tmp_path / name)) as database:
-            totals.append(database.execute("SELECT samples FROM totals").fetchone())
-    assert totals[0] == totals[1]
 
 
 def contents(path: Path) -> list[bytes]:
@@ -346,12 +324,3 @@ def test_truncated_log_ends_with_a_whole_batch(tmp_path: Path) -> None:
     store.close()
     assert len(seen) > 5
     assert max(seen) == 36
-
-
-def test_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "store.db"
-    CalibrationStore(path).close()
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda file, **rest: connect(f"file:{file}?mode=ro", uri=True, **rest))
-    with CalibrationStore(path) as store, pytest.raises(InvalidInputError, match=r"path must be a file .* readonly"):
-        store.append(outputs(1))

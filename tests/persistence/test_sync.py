@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -76,64 +74,11 @@ def test_changes_by_another_process_reach_the_calibrator(tmp_path: Path) -> None
         np.testing.assert_allclose(predict_on(live, QUERIES), predict_on(fresh, QUERIES), atol=1e-6)
 
 
-def test_thread_updates_while_the_context_lasts(tmp_path: Path) -> None:
-    with CalibrationStore(tmp_path / "store.db") as store:
-        store.append(outputs(0, 100))
-        with store.follow(kcal(), every=0.01) as sync:
-            store.append(outputs(100, 110))
-            store.delete(IDS[:2].tolist())
-            wait_until(lambda: len(online_ids(sync.calibrator)) == 108)
-        np.testing.assert_allclose(
-            predict_on(sync.calibrator, QUERIES), predict_on(store.fit(kcal()), QUERIES), atol=1e-6
-        )
-        store.append(outputs(110, 120))
-        time.sleep(0.05)
-        assert len(online_ids(sync.calibrator)) == 108
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
-def fail_and_recover(store: CalibrationStore, blend: Any) -> None:
-    with store.follow(blend, every=0.01) as sync:
-        store.append(replace(outputs(100, 101), labels=[7]))  # with logits, a blend takes no new class
-        wait_until(lambda: sync.error is not None)
-        first = sync.error
-        wait_until(lambda: sync.error not in (None, first))
-        assert isinstance(first, InvalidInputError)
-        store.delete(IDS[100:101].tolist())
-        store.append(outputs(101, 103))
-        wait_until(lambda: sync.error is None and len(online_ids(blend)) == 102)
-
-
-def fail_to_the_end(store: CalibrationStore, blend: Any) -> None:
-    sync = store.follow(blend, every=0.01).__enter__()
-    store.append(replace(outputs(103, 104), labels=[7]))
-    wait_until(lambda: sync.error is not None)
-    with pytest.raises(InvalidInputError, match="7"):
-        sync.__exit__(None, None, None)
-
-
-@pytest.mark.parametrize("scene", [fail_and_recover, fail_to_the_end])
-def test_error_of_the_thread_is_kept_and_the_next_update_goes_on(tmp_path: Path, scene: Any) -> None:
-    with CalibrationStore(tmp_path / "store.db") as store:
-        store.append(outputs(0, 100))
-        with pytest.warns(KcalWarning, match="could not update its calibrator") as warned:
-            scene(store, KCalBlend(progress=False))
-    assert len(warned) == 1
-
-
 def test_sync_needs_a_calibrator_that_learns_online(tmp_path: Path) -> None:
     with CalibrationStore(tmp_path / "store.db") as store:
         for wrong in (TemperatureScaling(), None):
             with pytest.raises(InvalidInputError, match=r"^calibrator"):
                 store.follow(wrong)
-        with pytest.raises(InvalidInputError, match=r"^every"):
-            store.follow(kcal(), every=0.0)
         sync = store.follow(kcal())
         assert sync.update() == 0  # nothing to fit on yet
         store.append(outputs(0, 30))
@@ -208,26 +153,6 @@ def test_calibrators_that_cannot_follow_the_store_raise(tmp_path: Path) -> None:
         assert updated.ids_ is not None  # row numbers, which are no ids of the store
         with pytest.raises(InvalidInputError, match="fitted without ids"):
             store.follow(updated)
-
-
-def test_blend_follows_a_store_that_was_emptied_and_filled_again(tmp_path: Path) -> None:
-    names = np.array(["ant", "bee", "cow"])
-
-    def named(start: int, stop: int) -> ClassifierOutputs:
-        return replace(outputs(start, stop), labels=names[LABELS[start:stop]], groups=None)
-
-    with CalibrationStore(tmp_path / "store.db") as store:
-        store.append(named(0, 60))
-        blend = KCalBlend(progress=False)
-        sync = store.follow(blend, classes=names)
-        assert sync.update() == 60
-        assert blend.classes_.tolist() == names.tolist()
-        store.delete(store.ids())
-        assert sync.update() == 60
-        store.append(named(60, 130))
-        assert sync.update() == 70
-        fresh = store.fit(KCalBlend(progress=False), classes=names)
-        np.testing.assert_allclose(predict_on(blend, QUERIES), predict_on(fresh, QUERIES), atol=1e-6)
 
 
 def test_samples_of_several_model_versions_are_told_apart(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import pytest
 from matplotlib.colors import same_color
 from pictures import boxes_inside, legend_texts, overconfident, rendered
 
-from kcal import KCal
 from kcal.kernels import BandwidthCurve
 from kcal.metrics import accuracy_rejection, average_ranks, evaluate
 from kcal.plots import (
@@ -16,7 +15,7 @@ from kcal.plots import (
     training_curve,
     wealth_curves,
 )
-from kcal.plots.style import GAP, wrap_label
+from kcal.plots.style import GAP
 from kcal.projection import TrainingCurve
 
 
@@ -30,15 +29,6 @@ def test_training_curve_has_losses_and_learning_rates():
     assert boxes_inside(ax.figure, [ax.title, ax.get_legend()])
 
 
-def test_training_curve_of_one_step_and_without_learning_rates():
-    ax = training_curve(TrainingCurve((5,), (0.4,), (1e-2,)))
-    (rate,) = ax.figure.axes[1].lines
-    assert rate.get_markersize() > ax.lines[0].get_markersize()  # two marks at one place
-    assert rendered(ax.figure)
-    ax = training_curve(TrainingCurve((1, 2), (0.4, 0.3), (0.0, 0.0)))
-    assert ax.figure.axes == [ax]
-
-
 def test_bandwidth_curve_has_losses_and_marks_the_chosen_bandwidth():
     curve = BandwidthCurve(np.array([0.25, 0.5, 1.0]), np.array([0.3, 0.2, 0.4]), 0.4567, 0.2, at_edge=False)
     ax = bandwidth_curve(curve)
@@ -47,16 +37,6 @@ def test_bandwidth_curve_has_losses_and_marks_the_chosen_bandwidth():
     assert "chosen: b = 0.457" in legend_texts(ax)
     assert (ax.get_xscale(), ax.get_xlabel(), ax.get_ylabel()) == ("log", "bandwidth b", "log-loss")
     assert rendered(ax.figure)
-
-
-def test_curves_of_a_fitted_calibrator(short_trainings):
-    labels = np.arange(60) % 2
-    embeddings = np.random.default_rng(0).normal(size=(60, 3)) + labels[:, None]
-    train = {"train_embeddings": embeddings + 0.1, "train_labels": labels}
-    fitted = KCal(projection="linear", progress=False).fit(embeddings, labels, **train)
-    drawn = bandwidth_curve(fitted.bandwidth_curve_).lines[0]
-    np.testing.assert_array_equal(drawn.get_xdata(), fitted.bandwidth_curve_.bandwidths)
-    assert list(training_curve(fitted.training_curve_).lines[0].get_xdata()) == list(fitted.training_curve_.steps)
 
 
 def test_rejection_curves_end_where_too_few_samples_are_kept():
@@ -123,17 +103,6 @@ def test_wealth_curves_mark_alarms_threshold_and_changes():
     assert [int(line.get_xdata()[0]) for line in ax.get_lines() if line.get_marker() == "o"] == [34]
     assert any(line.get_linestyle() == "--" and set(line.get_ydata()) == {2.0} for line in ax.get_lines())
     assert any(line.get_linestyle() == ":" and line.get_xdata()[0] == 20 for line in ax.get_lines())
-
-
-@pytest.mark.parametrize(
-    "name", ["resnet50_pretrained_on_imagenet_and_calibrated_{}", "ResNet pretrained on ImageNet, method {}"]
-)
-def test_long_names_that_differ_at_the_end_stay_different(name):
-    for width, lines in ((14, 3), (16, 2), (40, 1)):
-        labels = [wrap_label(name.format(end), width=width, lines=lines).splitlines() for end in ("one", "two")]
-        assert labels[0] != labels[1]
-        assert all(len(label) <= lines and max(map(len, label)) <= width for label in labels)
-    assert wrap_label("short", width=14) == "short"
 
 
 @pytest.mark.parametrize("n_subgroups", [1, 4, 30])

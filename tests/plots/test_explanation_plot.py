@@ -8,7 +8,6 @@ import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.container import BarContainer
-from matplotlib.figure import Figure
 from pictures import boxes_inside, legend_texts, rendered
 
 from kcal import KCal, KCalBlend
@@ -96,27 +95,6 @@ def test_pictures_are_those_of_the_query_and_of_the_samples(blended: Explanation
     names = [f"{i}\n{k}" for i, k in zip(blended.ids[2], blended.labels[2], strict=True)]
     assert titles == ["to explain", *names]
     assert boxes_inside(axes[0].get_figure(root=True), [ax.title for ax in axes[2:]])
-
-
-def test_coloured_pictures_and_a_figure_of_the_caller_are_used(explained: Explanation) -> None:
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    coloured = np.repeat(IMAGES[..., None], 3, axis=3)
-    assert draw(explained, images=coloured, figure=figure).get_figure(root=True) is figure
-    axes = figure.get_axes()
-    np.testing.assert_allclose(axes[1].images[0].get_array(), coloured[explained.rows[0, 0]] / 255)
-    assert rendered(figure)
-
-
-def test_many_samples_are_drawn_as_other_samples(problem: Problem) -> None:
-    model = KCal(projection="identity", smoothing=0.0).fit(problem.embeddings, problem.labels)
-    many = model.explain(problem.test_embeddings[:1], k=100)
-    ax, *pictures = draw(many, images=IMAGES).get_figure(root=True).get_axes()
-    assert [picture.get_title() for picture in pictures] == [
-        f"{row}\n{label}" for row, label in zip(many.ids[0, :12], many.labels[0, :12], strict=True)
-    ]
-    bars = widths(ax)
-    assert bars.shape == (3, 13)
-    np.testing.assert_allclose(bars.sum(axis=1), np.sort(many.probabilities[0])[::-1], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -87,33 +87,6 @@ def test_bands_are_wilson_intervals_at_the_mean_predictions(bins, confidence):
     assert not any("band" in text for text in legend_texts(reliability_diagram(bins, confidence=None)))
 
 
-def test_probabilities_and_labels_are_cut_into_bins_of_equal_width():
-    probs, labels = overconfident(300, 3)
-    for of in ("confidence", 1):
-        ax, expected = (
-            reliability_diagram(probs, labels, of=of),
-            reliability_diagram(reliability(probs, labels, of=of, adaptive=False)),
-        )
-        assert ax.get_title() == expected.get_title()
-        heights, same = ([bar.get_height() for bar in bars(each, OBSERVED)] for each in (ax, expected))
-        assert heights == same
-
-
-def test_labels_title_and_legend_state_what_is_shown(bins):
-    ax = reliability_diagram(bins)
-    (strip,) = ax.child_axes
-    assert (strip.get_xlabel(), ax.get_ylabel(), strip.get_ylabel()) == ("confidence", "accuracy", "samples")
-    assert ax.get_title() == f"confidence: calibration error {bins.calibration_error:.3f}"
-    assert "95 % confidence band" in legend_texts(ax)
-    of_class = reliability([[0.4, 0.6]] * 20, [0] * 20, of=1)
-    named = reliability_diagram(of_class, class_name="$a$")
-    assert named.child_axes[0].get_xlabel() == r"predicted probability of \$a\$"
-    assert rendered(named.figure)
-    ax = Figure().add_subplot()
-    assert reliability_diagram(bins, ax=ax, title="before", legend=False) is ax
-    assert (ax.get_title(), ax.get_legend()) == ("before", None)
-
-
 def test_equal_count_bars_stand_at_mean_prediction():
     probs = np.concatenate([np.linspace(0.5, 0.6, 20), np.full(80, 0.999)])
     adaptive = reliability(np.column_stack([1 - probs, probs]), np.ones(100, dtype=int), bins=5, adaptive=True)
@@ -155,26 +128,6 @@ def test_grid_has_a_row_per_method_and_a_column_per_class():
     assert rendered(figure)
 
 
-def test_panel_without_samples_does_not_move_the_others():
-    probs, labels = overconfident(300, 3)
-    nothing = reliability(probs, labels, of=2, bins=5, threshold=1.0)
-    positions = []
-    for last in (bins_of(3)[2], nothing):
-        axes = reliability_grid({"a": bins_of(3), "b": [*bins_of(3)[:2], last]}, ["x", "y", "z"])
-        assert rendered(whole(axes))
-        positions.append([ax.get_position().bounds for ax in axes.flat])
-    np.testing.assert_allclose(*positions, atol=0.02)
-
-
-@pytest.mark.parametrize(("n_classes", "shape"), [(2, (1, 2)), (6, (2, 5))])
-def test_classes_keep_their_order_in_rows_of_five(n_classes, shape):
-    names = [f"c{k}" for k in range(n_classes)]
-    axes = class_reliability_grid(bins_of(n_classes), class_names=names, title="before")
-    assert [ax.get_title().strip() for ax in axes] == names
-    assert axes[0].get_subplotspec().get_gridspec().get_geometry() == shape
-    assert whole(axes).subfigs[0].get_suptitle() == "before"
-
-
 def test_worst_of_many_classes_are_drawn_and_the_title_says_so():
     probs, labels = overconfident(300, 3)
     bins = [*bins_of(29, n_samples=300), reliability(probs, labels, of=0, threshold=1.0)]
@@ -195,12 +148,6 @@ def test_diagrams_on_given_subplots_are_not_cut(legend):
         (strip,) = ax.child_axes
         artists = [ax.title, strip.xaxis.label, *strip.get_xticklabels(), *([ax.get_legend()] if legend else [])]
         assert boxes_inside(figure, artists)
-
-
-def test_a_new_diagram_fills_its_figure():
-    ax = reliability_diagram(*overconfident(400, 3))
-    ax.figure.draw_without_rendering()
-    assert ax.get_legend().get_window_extent().y0 < 0.06 * ax.figure.bbox.height
 
 
 def test_class_grid_bins_probabilities_as_class_errors_does():

@@ -57,15 +57,3 @@ def test_many_samples_are_thinned_and_the_legend_says_so():
     assert "one sample of 3 is drawn" in legend_texts(ax)
     assert "predicted → observed" in legend_texts(ax)
     assert boxes_inside(ax.figure, [ax.title, ax.get_legend(), *ax.texts])
-
-
-def test_long_names_neither_leave_the_figure_nor_cover_each_other():
-    ax = simplex_plot(
-        canonical_cells(*overconfident(50, 3), bins=5),
-        class_names=["a very long name of a class " * 5] * 3,
-        title="before",
-    )
-    assert boxes_inside(ax.figure, [ax.get_legend(), *ax.texts])
-    left, right, top = (text.get_window_extent() for text in ax.texts)
-    assert left.x1 < right.x0
-    assert top.y1 <= ax.title.get_window_extent().y0

@@ -15,6 +15,12 @@ from synthetic import Problem
 CLASSES = ("cat", "dog", "owl")
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Tests that are coroutines run on asyncio."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 def animals(problem: Problem) -> KCal:
     """A KCal with names of classes and ids."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import tritonclient.http as triton
 
+from kcal.calibrators import online_ids
 from kcal.serving.app import Server, address_of, listen, make_app
 from kcal.serving.service import Service, Settings
 
@@ -54,8 +57,26 @@ def running(path: Path, **options: Any) -> Iterator[Running]:
             thread.join()
 
 
+class Client(httpx.AsyncClient):
+    """A client of an application that runs in this loop."""
+
+    async def predict(self, inputs: Any, status: int = 200, **fields: Any) -> Any:
+        """Return the answer to a plain request: of embeddings, or of inputs by name."""
+        named = inputs if isinstance(inputs, dict) else {"embeddings": np.atleast_2d(inputs).tolist()}
+        response = await self.post("/predict", json={**named, **fields})
+        assert response.status_code == status, response.text
+        return response.json()
+
+    async def give(self, content: Any, status: int = 200, model: str = "animals") -> Any:
+        """Send feedback; return what was done with each record, or the error."""
+        response = await self.post(f"/v2/models/{model}/feedback", content=json.dumps(content))
+        assert response.status_code == status, response.text
+        answer = response.json()
+        return [entry["status"] for entry in answer["results"]] if status == 200 else answer["error"]
+
+
 @asynccontextmanager
-async def in_process(path: Path, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+async def in_process(path: Path, **options: Any) -> AsyncIterator[tuple[Client, Service]]:
     """Yield a client of an application that runs in this loop, and its service."""
     service = Service(Settings(path, **options))
     app = make_app(service)
@@ -64,8 +85,13 @@ async def in_process(path: Path, **options: Any) -> AsyncIterator[tuple[httpx.As
             assert not service.errors, service.errors
             await asyncio.sleep(0.005)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        async with Client(transport=transport, base_url="http://127.0.0.1") as client:
             yield client, service
+
+
+def used_ids(service: Service) -> set[str]:
+    """Return the ids of the samples that predictions of the only model come from."""
+    return set(online_ids(service.get(None).predictor.calibrator))
 
 
 async def until(condition: Any) -> None:

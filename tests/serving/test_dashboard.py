@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from kcal.report.html import render
 from kcal.serving.dashboard import style_policy
 from synthetic import Problem
 
+pytestmark = pytest.mark.anyio
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 LONG = "a-name-without-any-place-to-break-it-" * 3
@@ -53,19 +53,14 @@ LOWEST_CONTRAST = """() => {
 }"""
 
 
-async def page_of(path: Path, problem: Problem, labels: Any, tmp_path: Path, query: str = "") -> str:
+async def page_of(path: Path, problem: Problem, labels: Any, query: str = "") -> str:
     """Return the dashboard after predictions with labels; ``labels`` maps predicted classes to labels."""
-    x = problem.test_embeddings[:300].astype(np.float32)
-    async with in_process(path, store=tmp_path / "feedback.db") as (client, _):
-        names = [f"p{row}" for row in range(len(x))]
-        answer = (await client.post("/predict", json={"embeddings": x.tolist(), "ids": names})).json()
+    names = [f"p{row}" for row in range(300)]
+    async with in_process(path, store=path.with_name("feedback.db")) as (client, _):
+        answer = await client.predict(problem.test_embeddings[:300], ids=names)
         if labels is not None:
-            given = [
-                {"id": one, "label": labels(*pair)}
-                for one, *pair in zip(names, answer["labels"], problem.test_labels, strict=False)
-            ]
-            response = await client.post("/v2/models/animals/feedback", json=given)
-            assert response.status_code == 200, response.text
+            given = zip(names, answer["labels"], problem.test_labels, strict=False)
+            await client.give([{"id": one, "label": labels(predicted, truth)} for one, predicted, truth in given])
         return (await client.get(f"/{query}")).text
 
 
@@ -84,8 +79,8 @@ def path(problem: Problem, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("word", CASES)
-def test_first_screen_answers_whether_it_is_calibrated(word, path, problem, tmp_path):
-    page = asyncio.run(page_of(path, problem, CASES[word], tmp_path))
+async def test_first_screen_answers_whether_it_is_calibrated(word, path, problem):
+    page = await page_of(path, problem, CASES[word])
     assert f"<strong>{word}</strong>" in page
     assert ("monitors/reset" in page) == (word == "No.")
     assert page.count('<svg class="chart"') == (1 if word == "Not known." else 3)
@@ -94,8 +89,8 @@ def test_first_screen_answers_whether_it_is_calibrated(word, path, problem, tmp_
     assert "unsafe" not in style_policy(page)
 
 
-def test_points_of_the_chart_are_where_the_bins_are(path, problem, tmp_path):
-    page = asyncio.run(page_of(path, problem, CASES["Yes."], tmp_path, "?class=1"))
+async def test_points_of_the_chart_are_where_the_bins_are(path, problem):
+    page = await page_of(path, problem, CASES["Yes."], "?class=1")
     probs = load(path).predict_proba(problem.test_embeddings[:300].astype(np.float32))
     charts = re.findall(r'<svg class="chart" viewBox="0 0 330 390".*?</svg>', page, re.DOTALL)
     for chart, of in zip(charts, ("confidence", 1), strict=True):
@@ -106,11 +101,13 @@ def test_points_of_the_chart_are_where_the_bins_are(path, problem, tmp_path):
         np.testing.assert_allclose((290 - found[:, 1]) / 280, curve.observed_frequency[filled], atol=1e-3)
 
 
-@pytest.mark.parametrize("query", ["?model=none&class=99999&refresh=1", "?class=x&refresh=0;url=x", "?class=-1"])
-def test_unknown_values_of_the_query_are_ignored(path, problem, tmp_path, query):
-    page = asyncio.run(page_of(path, problem, None, tmp_path, query))
-    assert "http-equiv" not in page
-    assert 'http-equiv="refresh" content="60"' in asyncio.run(page_of(path, problem, None, tmp_path, "?refresh=60"))
+async def test_unknown_values_of_the_query_are_ignored(path):
+    async with in_process(path) as (client, _):
+        for query in ("?model=none&class=99999&refresh=1", "?class=x&refresh=0;url=x", "?class=-1"):
+            answer = await client.get(f"/{query}")
+            assert answer.status_code == 200
+            assert "http-equiv" not in answer.text
+        assert 'http-equiv="refresh" content="60"' in (await client.get("/?refresh=60")).text
 
 
 class Tags(HTMLParser):

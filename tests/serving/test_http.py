@@ -20,6 +20,7 @@ from kcal.serving.app import listen, make_app
 from kcal.serving.service import Service, Settings
 from kcal.serving.tokens import SCOPES, create_token, find_token, read_tokens, revoke_token
 
+pytestmark = pytest.mark.anyio
 FEEDBACK = "/v2/models/animals/feedback"
 ROW = {"model": "animals", "embeddings": [[0.0] * 6]}
 
@@ -81,16 +82,12 @@ def test_probes_heads_and_unknown_paths(client):
     assert {"inputs", "outputs"} <= schema["application/json"]["schema"]["properties"].keys()
 
 
-def test_metrics_count_requests_batches_classes_and_evidence(path, animals, problem):
+async def test_metrics_count_requests_batches_classes_and_evidence(path, animals, problem):
     x = problem.test_embeddings[:7].astype(np.float32)
-
-    async def story():
-        async with in_process(path) as (client, _):
-            await client.post("/predict", json={"embeddings": x.tolist()})
-            await client.post("/predict", json={"embeddings": 3})
-            return (await client.get("/metrics")).text
-
-    text = asyncio.run(story())
+    async with in_process(path) as (client, _):
+        await client.post("/predict", json={"embeddings": x.tolist()})
+        await client.post("/predict", json={"embeddings": 3})
+        text = (await client.get("/metrics")).text
     labels, counts = np.unique(animals.predict(x), return_counts=True)
     for label, count in zip(labels, counts, strict=True):
         assert f'kcal_predictions_total{{class="{label}",model="animals"}} {float(count)}' in text
@@ -104,18 +101,6 @@ def test_metrics_count_requests_batches_classes_and_evidence(path, animals, prob
         assert line in text
 
 
-def test_drifted_inputs_raise_an_alarm_without_labels(path, problem):
-    async def story():
-        async with in_process(path) as (client, _):
-            for _ in range(3):
-                far = (problem.test_embeddings[:100] + 9).tolist()
-                assert (await client.post("/predict", json={"embeddings": far})).status_code == 200
-                metrics = (await client.get("/metrics")).text
-            return metrics
-
-    assert 'kcal_alarms{kind="inputs",model="animals",severity="alarm"} 1.0' in asyncio.run(story())
-
-
 def test_every_response_has_headers_that_protect_a_browser(client):
     for path in ("/", "/healthz", "/nothing", "/metrics"):
         headers = client.get(path).headers
@@ -125,14 +110,11 @@ def test_every_response_has_headers_that_protect_a_browser(client):
         assert "server" not in headers
 
 
-def test_service_is_live_but_not_ready_before_its_models_are_loaded(folder):
-    async def story():
-        transport = httpx.ASGITransport(make_app(Service(Settings(folder))))  # without its lifespan
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            paths = ("/healthz", "/readyz", "/v2/models/animals")
-            return [(await client.get(path)).status_code for path in paths]
-
-    assert asyncio.run(story()) == [200, 503, 503]
+async def test_service_is_live_but_not_ready_before_its_models_are_loaded(folder):
+    transport = httpx.ASGITransport(make_app(Service(Settings(folder))))  # without its lifespan
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        paths = ("/healthz", "/readyz", "/v2/models/animals")
+        assert [(await client.get(path)).status_code for path in paths] == [200, 503, 503]
 
 
 # Bodies
@@ -147,40 +129,35 @@ def test_service_is_live_but_not_ready_before_its_models_are_loaded(folder):
     ],
     ids=["compressed", "large", "large-json"],
 )
-def test_compressed_and_large_bodies_are_refused(path, body, encoding, status):
+async def test_compressed_and_large_bodies_are_refused(path, body, encoding, status):
     async def parts():
         yield body[:100]
         yield body[100:]
 
-    async def story():
-        async with in_process(path, max_body=2**16) as (client, _):
-            headers = {"Content-Encoding": encoding}
-            announced = await client.post("/predict", content=body, headers=headers)
-            streamed = await client.post("/predict", content=parts(), headers=headers)
-            return [(one.status_code, list(one.json())) for one in (announced, streamed)]
-
-    assert asyncio.run(story()) == [(status, ["error"])] * 2
+    async with in_process(path, max_body=2**16) as (client, _):
+        headers = {"Content-Encoding": encoding}
+        for content in (body, parts()):
+            answer = await client.post("/predict", content=content, headers=headers)
+            assert (answer.status_code, list(answer.json())) == (status, ["error"])
 
 
-def test_bodies_together_have_a_limit(path):
-    async def story():
-        async with in_process(path, max_body=2**12) as (client, _):
-            may_end, read = asyncio.Event(), []
+async def test_bodies_together_have_a_limit(path):
+    async with in_process(path, max_body=2**12) as (client, _):
+        may_end, read = asyncio.Event(), []
 
-            async def unfinished():
-                yield b" " * 2**11
-                read.append(1)  # the service asks for more
-                await may_end.wait()
+        async def unfinished():
+            yield b" " * 2**11
+            read.append(1)  # the service asks for more
+            await may_end.wait()
 
-            waiting = [asyncio.create_task(client.post("/predict", content=unfinished())) for _ in range(16)]
-            await until(lambda: len(read) == 16)
-            refused = await client.post("/predict", json=ROW)
-            may_end.set()
-            statuses = {answer.status_code for answer in await asyncio.gather(*waiting)}
-            answered = await client.post("/predict", json=ROW)
-            return refused.status_code, refused.headers["retry-after"], statuses, answered.status_code
-
-    assert asyncio.run(story()) == (503, "1", {413}, 200)  # half a body is more JSON than is allowed
+        waiting = [asyncio.create_task(client.post("/predict", content=unfinished())) for _ in range(16)]
+        await until(lambda: len(read) == 16)
+        refused = await client.post("/predict", json=ROW)
+        may_end.set()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        # half a body is more JSON than is allowed
+        assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {413}
+        assert (await client.post("/predict", json=ROW)).status_code == 200
 
 
 # Tokens
@@ -226,7 +203,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_scopes_decide_what_a_token_may_do(path, tmp_path):
+async def test_scopes_decide_what_a_token_may_do(path, tmp_path):
     file = tmp_path / "tokens.json"
     tokens = {scope: create_token(file, scope, [scope]) for scope in SCOPES}
     row, label = {"embeddings": [[0.0] * 6]}, {"id": "a", "label": "owl", "embeddings": [0.0] * 6}
@@ -243,31 +220,27 @@ def test_scopes_decide_what_a_token_may_do(path, tmp_path):
         ("anyone", "GET", "/healthz", None),
         ("anyone", "GET", "/v2/health/ready", None),
     ]
-
-    async def story():
-        options = {"host": "0.0.0.0", "tokens": file, "store": tmp_path / "feedback.db", "reload_seconds": 0.01}
-        async with in_process(path, **options) as (client, service):
-            shown = {"none": {}, "wrong": bearer("kcal_wrong"), **{key: bearer(one) for key, one in tokens.items()}}
-            for scope, method, address, body in requests:
-                for name, headers in shown.items():
-                    status = (await client.request(method, address, json=body, headers=headers)).status_code
-                    if scope == "anyone" or name in (scope, "admin") or (scope == "any" and name in SCOPES):
-                        assert status == (400 if body == {} else 200), (address, name)
-                    else:
-                        assert status == (401 if name in ("none", "wrong") else 403), (address, name)
-            password = base64.b64encode(f"me:{tokens['admin']}".encode()).decode()
-            basic = {"Authorization": f"Basic {password}"}
-            assert (await client.get("/metrics", headers=basic)).status_code == 200
-            assert (await client.post(FEEDBACK, json=label, headers=basic)).status_code == 401
-            asked = await client.get("/", headers={"Authorization": "Basic ###"})
-            assert (asked.status_code, asked.headers["www-authenticate"].split()[0]) == (401, "Basic")
-            large = await client.post("/predict", content=b"0" * 10**6)  # refused before the body is looked at
-            assert large.status_code == 401
-            revoke_token(file, "predict")
-            await until(lambda: len(service.tokens) == 3)
-            return (await client.post("/predict", json=row, headers=shown["predict"])).status_code
-
-    assert asyncio.run(story()) == 401
+    options = {"host": "0.0.0.0", "tokens": file, "store": tmp_path / "feedback.db", "reload_seconds": 0.01}
+    async with in_process(path, **options) as (client, service):
+        shown = {"none": {}, "wrong": bearer("kcal_wrong"), **{key: bearer(one) for key, one in tokens.items()}}
+        for scope, method, address, body in requests:
+            for name, headers in shown.items():
+                status = (await client.request(method, address, json=body, headers=headers)).status_code
+                if scope == "anyone" or name in (scope, "admin") or (scope == "any" and name in SCOPES):
+                    assert status == (400 if body == {} else 200), (address, name)
+                else:
+                    assert status == (401 if name in ("none", "wrong") else 403), (address, name)
+        password = base64.b64encode(f"me:{tokens['admin']}".encode()).decode()
+        basic = {"Authorization": f"Basic {password}"}
+        assert (await client.get("/metrics", headers=basic)).status_code == 200
+        assert (await client.post(FEEDBACK, json=label, headers=basic)).status_code == 401
+        asked = await client.get("/", headers={"Authorization": "Basic ###"})
+        assert (asked.status_code, asked.headers["www-authenticate"].split()[0]) == (401, "Basic")
+        large = await client.post("/predict", content=b"0" * 10**6)  # refused before the body is looked at
+        assert large.status_code == 401
+        revoke_token(file, "predict")
+        await until(lambda: len(service.tokens) == 3)
+        assert (await client.post("/predict", json=row, headers=shown["predict"])).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -282,12 +255,10 @@ def test_scopes_decide_what_a_token_may_do(path, tmp_path):
         ({"Host": "[::1]:8000"}, True),
     ],
 )
-def test_web_pages_of_others_cannot_use_a_service_without_tokens(path, headers, is_answered):
-    async def story():
-        async with in_process(path) as (client, _):
-            return (await client.post("/predict", json={"embeddings": [[0.0] * 6]}, headers=headers)).status_code
-
-    assert (asyncio.run(story()) == 200) == is_answered
+async def test_web_pages_of_others_cannot_use_a_service_without_tokens(path, headers, is_answered):
+    async with in_process(path) as (client, _):
+        result = (await client.post("/predict", json={"embeddings": [[0.0] * 6]}, headers=headers)).status_code
+    assert (result == 200) == is_answered
 
 
 def test_address_that_cannot_be_used_is_named():

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
 from pathlib import Path
-from threading import Barrier
 
-import httpx
 import numpy as np
 import pytest
 import torch
-from service_command import served
+from running_service import in_process
 from torch import nn
 
 from kcal import CalibratedClassifier, KCal, save
 
 pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.usefixtures("shared_operators")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("shared_operators")]
 
 GOOD, BAD = [1.0, 2.0, 0.5], [1.0, -1.0, 0.5]  # the network takes the logarithm
 
@@ -33,8 +31,8 @@ class LogNetwork(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory, animals, shared_operators):
-    """A client of a service of two models, whose batches wait for each other."""
+def pair(tmp_path_factory, animals, shared_operators) -> Path:
+    """A folder of two models."""
     torch.manual_seed(0)
     folder: Path = tmp_path_factory.mktemp("logarithms")
     x, labels = torch.rand(90, 3) + 0.1, torch.arange(90) % 3
@@ -42,57 +40,37 @@ def client(tmp_path_factory, animals, shared_operators):
     classifier.save(folder / "pair.kcal")
     classifier.network_to_onnx(folder / "pair.network.onnx", x[:8])
     save(animals, folder / "animals.kcal")
-    with served(folder, "--max-wait-ms", "100") as one:
-        yield one
+    return folder
 
 
-def predict(client: httpx.Client, *rows: list[float]) -> httpx.Response:
+def predict(client, *rows):
     return client.post("/predict", json={"model": "pair", "input": list(rows)})
 
 
-def infer(client: httpx.Client, *rows: list[float], parameters=None) -> httpx.Response:
+def infer(client, *rows):
     data = [number for row in rows for number in row]
     tensor = {"name": "input", "shape": [len(rows), 3], "datatype": "FP32", "data": data}
-    body = {"inputs": [tensor], "parameters": parameters or {}}
+    body = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
     return client.post("/v2/models/pair/infer", json=body)
 
 
-def infer_binary(client: httpx.Client, *rows: list[float]) -> httpx.Response:
-    return infer(client, *rows, parameters={"binary_data_output": True})
-
-
-ROUTES = (predict, infer, infer_binary)
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_nonfinite_prediction_is_an_error_and_monitoring_goes_on(client, route):
-    assert route(client, GOOD).status_code == 200
-    for rows in ([BAD], [GOOD, BAD]):
-        refused = route(client, *rows)
-        assert refused.status_code == 422, refused.content
-        assert "not finite" in refused.json()["error"]
-    assert route(client, GOOD).status_code == 200
-    for model in ("pair", "animals"):
-        page = client.get("/", params={"model": model})
-        assert page.status_code == 200
-        assert "nan" not in page.text.lower().split()
-    metrics = client.get("/metrics")
-    assert metrics.status_code == 200
-    assert not [line for line in metrics.text.splitlines() if not line.startswith("#") and line.endswith("NaN")]
-
-
-def test_requests_of_others_in_the_same_batch_are_answered(client):
-    rows = [BAD if place % 4 == 1 else GOOD for place in range(12)]
-    expected = predict(client, GOOD).json()["probabilities"]
-    barrier = Barrier(len(rows))
-
-    def ask(row: list[float]) -> httpx.Response:
-        barrier.wait()
-        return predict(client, row)
-
-    with ThreadPoolExecutor(len(rows)) as threads:
-        answers = list(threads.map(ask, rows))
-    assert [answer.status_code for answer in answers] == [422 if row is BAD else 200 for row in rows]
-    for answer in answers:
-        if answer.status_code == 200:
-            np.testing.assert_allclose(answer.json()["probabilities"], expected, rtol=1e-5)
+@pytest.mark.parametrize("route", [predict, infer])
+async def test_nonfinite_prediction_is_an_error_of_its_own_request_and_monitoring_goes_on(pair, route):
+    async with in_process(pair, max_wait=0.1) as (client, _):
+        for rows in ([BAD], [GOOD, BAD]):
+            refused = await route(client, *rows)
+            assert refused.status_code == 422, refused.content
+            assert "not finite" in refused.json()["error"]
+        expected = await route(client, GOOD)
+        rows = [BAD if place % 4 == 1 else GOOD for place in range(12)]
+        answers = await asyncio.gather(*(route(client, row) for row in rows))  # in one batch
+        assert [answer.status_code for answer in answers] == [422 if row is BAD else 200 for row in rows]
+        if route is predict:
+            found = [answer.json()["probabilities"] for answer in answers if answer.status_code == 200]
+            np.testing.assert_allclose(found, [expected.json()["probabilities"]] * len(found), rtol=1e-5)
+        for model in ("pair", "animals"):
+            page = await client.get("/", params={"model": model})
+            assert page.status_code == 200
+            assert "nan" not in page.text.lower().split()
+        metrics = (await client.get("/metrics")).text
+        assert not [line for line in metrics.splitlines() if not line.startswith("#") and line.endswith("NaN")]

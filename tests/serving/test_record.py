@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kcal import KCal, TemperatureScaling
+from kcal import KCal
 from kcal.errors import without_warnings
 from kcal.metrics import reliability
 from kcal.monitoring import estimate_performance
@@ -53,19 +53,18 @@ class Stream:
 
 def recorded(stream: Stream, record: Record | None = None, rows: range = range(0, 600, 100), **options: Any) -> Record:
     """Return a record that has seen a stream, with a summary after each 100."""
-    record = record or Record(1000)
+    record = record or Record(CLASSES, 1000)
     for start in rows:
         stream.add_to(record, slice(start, start + 100), **options)
         record.summary(predictor())
     return record
 
 
-@pytest.mark.parametrize("of", ["confidence", 2])
-def test_reliability_and_estimates_are_of_the_latest_rows(of):
+def test_reliability_and_estimates_are_of_the_latest_rows():
     stream = Stream()
-    summary = recorded(stream, Record(250)).summary(predictor())
-    expected = reliability(stream.probs[-250:], stream.codes[-250:], bins=10, of=of, adaptive=False, minimum_count=10)
-    np.testing.assert_allclose(summary.reliability(of).observed_frequency, expected.observed_frequency, equal_nan=True)
+    summary = recorded(stream, Record(CLASSES, 250)).summary(predictor())
+    expected = reliability(stream.probs[-250:], stream.codes[-250:], bins=10, of=2, adaptive=False, minimum_count=10)
+    np.testing.assert_allclose(summary.reliability(2).observed_frequency, expected.observed_frequency, equal_nan=True)
     performance = estimate_performance(stream.probs[-250:], classes=CLASSES, target="population")
     assert summary.performance.accuracy.value == pytest.approx(performance.accuracy.value)
     assert summary.accuracy[0] == (stream.probs[-250:].argmax(axis=1) == stream.codes[-250:]).mean()
@@ -73,7 +72,7 @@ def test_reliability_and_estimates_are_of_the_latest_rows(of):
 
 
 def test_correction_replaces_the_label_and_an_id_counts_once():
-    stream, record = Stream(50), Record(1000)
+    stream, record = Stream(50), Record(CLASSES, 1000)
     stream.add_to(record)
     record.summary(predictor())
     record.label(stream.ids[0], CLASSES[(stream.codes[0] + 1) % 3])
@@ -86,7 +85,7 @@ def test_correction_replaces_the_label_and_an_id_counts_once():
 
 
 def test_erasure_leaves_nothing(tmp_path):
-    stream, record = Stream(60), Record(1000, tmp_path / "record.json")
+    stream, record = Stream(60), Record(CLASSES, 1000, tmp_path / "record.json")
     stream.add_to(record, group="patient")
     record.save(predictor())
     assert stream.ids[7] in record.path.read_text()
@@ -100,7 +99,7 @@ def test_erasure_leaves_nothing(tmp_path):
 
 
 def test_latest_predictions_are_what_was_predicted():
-    stream, record = Stream(30), Record(25)
+    stream, record = Stream(30), Record(CLASSES, 25)
     stream.add_to(record, labelled=False)
     latest = record.summary(predictor()).latest
     assert [one.id for one in latest] == stream.ids[:-21:-1]
@@ -112,7 +111,7 @@ def test_latest_predictions_are_what_was_predicted():
 
 
 def test_groups_beyond_the_first_are_monitored_as_one():
-    stream, record = Stream(MAX_GROUPS + 20), Record(1000)
+    stream, record = Stream(MAX_GROUPS + 20), Record(CLASSES, 1000)
     stream.add_to(record, labelled=False)
     for place, (name, code) in enumerate(zip(stream.ids, stream.codes, strict=True)):
         record.label(name, CLASSES[code], f"group-{place}")
@@ -124,7 +123,7 @@ def test_alarms_name_a_drift_of_inputs_and_wrong_labels_of_a_group():
     assert recorded(Stream()).summary(predictor()).alarms == ()
     drifted = recorded(Stream(shift=2.5), labelled=False).summary(predictor())
     assert "inputs" in {alarm.kind for alarm in drifted.alarms}
-    record, stream = Record(1000), Stream()
+    record, stream = Record(CLASSES, 1000), Stream()
     stream.codes = (stream.probs.argmax(axis=1) + 1) % 3
     recorded(stream, record, group="ward 3")
     alarms = record.summary(predictor()).alarms
@@ -137,17 +136,19 @@ def test_alarms_name_a_drift_of_inputs_and_wrong_labels_of_a_group():
     assert (summary.monitor.n_samples, summary.n_inputs) == (0, 0)
 
 
-def test_drift_of_a_later_period_is_found(monkeypatch):
-    monkeypatch.setattr("kcal.serving.record.PERIOD", 200)
-    record = recorded(Stream())
+def test_drift_of_a_later_period_is_found():
+    ordinary, record = Stream(5_200), Record(CLASSES, 300)  # a period has 5,000 inputs
+    for start in range(0, 5_200, 200):
+        ordinary.add_to(record, slice(start, start + 200), labelled=False)
+        record.summary(predictor())
     assert record.inputs.alarm_at is None
-    recorded(Stream(seed=2, shift=2.5), record)
-    assert record.inputs.period > 2
-    assert record.inputs.alarm_at > 600
+    recorded(Stream(seed=2, shift=2.5), record, labelled=False)
+    assert record.inputs.period == 2
+    assert record.inputs.alarm_at > 5_200
 
 
 def test_learned_inputs_are_not_monitored():
-    stream, record = Stream(40), Record(100)
+    stream, record = Stream(40), Record(CLASSES, 100)
     stream.add_to(record, labelled=False)
     learned = predictor().calibrator.snapshot().partial_fit(stream.rows[:30], CLASSES[stream.codes[:30]])
     assert record.summary(Predictor(learned.snapshot())).n_inputs == 10
@@ -156,31 +157,21 @@ def test_learned_inputs_are_not_monitored():
 def test_record_goes_on_after_a_restart(tmp_path):
     path, stream = tmp_path / "record.json", Stream()
     whole = recorded(stream).summary(predictor())
-    recorded(stream, first := Record(1000, path), range(0, 300, 100))
+    recorded(stream, first := Record(CLASSES, 1000, path), range(0, 300, 100))
     first.save(predictor())
-    second = Record(1000, path)
-    second.restore(CLASSES)
+    second = Record(CLASSES, 1000, path)
     found = recorded(stream, second, range(300, 600, 100)).summary(predictor())
     assert found.monitor.overall == whole.monitor.overall
     assert (found.n_predictions, found.n_labels, found.n_inputs) == (600, 600, whole.n_inputs)
     np.testing.assert_array_equal(found.probs, whole.probs)
     second.save(predictor())
     assert len(json.loads(path.read_text())["labelled"]) == 600
-    smaller = Record(10, path)
-    smaller.restore(CLASSES)
+    smaller = Record(CLASSES, 10, path)
     assert smaller.labelled_ids() == stream.ids[-10:]
 
 
-def test_record_without_labels_goes_on_after_a_restart(tmp_path, caplog):
-    first, second = Record(100, tmp_path / "record.json"), Record(100, tmp_path / "record.json")
-    Stream(50).add_to(first, labelled=False)
-    first.save(predictor())
-    second.restore(CLASSES)
-    assert (second.n_predictions, second.inputs.n_rows, caplog.text) == (50, first.inputs.n_rows, "")
-
-
 def test_new_class_begins_the_record_again():
-    stream, record = Stream(50), Record(100)
+    stream, record = Stream(50), Record(CLASSES, 100)
     stream.add_to(record)
     classes = np.array(["cat", "cow", "dog", "owl"])
     record.add(classes, ["new"], Scores(np.full((1, 4), 0.25, dtype=np.float32), None, {}))
@@ -190,17 +181,8 @@ def test_new_class_begins_the_record_again():
     assert (summary.n_predictions, summary.recent.shape, summary.codes.tolist()) == (51, (1, 4), [1])
 
 
-def test_method_without_evidence_is_recorded(problem):
-    model = Predictor(TemperatureScaling().fit(problem.logits, problem.labels))
-    record, n_rows = Record(100), len(problem.test_logits)
-    scores = model.predict({"logits": problem.test_logits.astype(np.float32)}, evidence=False)
-    record.add(model.classes, [None] * n_rows, scores)
-    summary = record.summary(model)
-    assert (summary.n_predictions, len(summary.evidence), summary.n_inputs) == (n_rows, 0, 0)
-
-
 def test_threads_may_add_while_others_look():
-    stream, record, errors = Stream(200), Record(500), []
+    stream, record, errors = Stream(200), Record(CLASSES, 500), []
 
     def run(step: Any) -> None:
         try:

@@ -94,3 +94,11 @@ def test_absurd_shapes_are_bad_requests(service, shape, datatype):
             headers = {"Inference-Header-Content-Length": str(len(body))}
             response = client.post("/v2/models/animals/infer", content=body, headers=headers)
             assert (response.status_code, list(response.json())) == (400, ["error"]), content
+
+
+@pytest.mark.parametrize("data", [[0.0] * 5, [0.0] * 12, [[0.0] * 3] * 2, [[0.0] * 6] * 2, [[[0.0] * 6]]])
+def test_data_must_have_the_shape_of_the_tensor(service, data):
+    entry = {"name": "embeddings", "shape": [1, 6], "datatype": "FP32", "data": data}
+    with service.http() as client:
+        answer = client.post("/v2/models/animals/infer", json={"inputs": [entry]})
+    assert (answer.status_code, "shape [1, 6]" in answer.text) == (400, True)

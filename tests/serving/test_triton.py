@@ -96,8 +96,8 @@ def test_ids_and_explanations(client, animals, problem):
     assert not set(assigned) & {b"scan-1", b"scan-2"}
 
 
-@pytest.mark.parametrize("sizes", [[1] * 24, [3, 1, 40, 7, 300, 2]])
-def test_batched_rows_get_the_same_probabilities(service, animals, problem, sizes):
+def test_batched_rows_get_the_same_probabilities(service, animals, problem):
+    sizes = [3, 1, 40, 7, 300, *[1] * 24]
     starts = np.cumsum([0, *sizes[:-1]])
 
     def ask(start_and_size):
@@ -117,29 +117,21 @@ def test_batched_rows_get_the_same_probabilities(service, animals, problem, size
     [
         ("nothing", [("embeddings", (2, 6))], "there is no model 'nothing'"),
         ("animals", [("embeddings", (2, 7))], r"must have the shape \[-1, 6\]; got \[2, 7\]"),
+        ("animals", [("embeddings", (2, 6))], "must be finite numbers"),
         ("animals", [("embeddings", (2, 6)), ("pixels", (2, 6))], "the inputs must be embeddings"),
         ("blend", [("embeddings", (2, 6))], "the inputs must be embeddings, logits"),
         ("blend", [("embeddings", (2, 6)), ("logits", (3, 3))], "the same number of rows"),
     ],
 )
 def test_errors_reach_the_client(client, name, inputs, message):
-    tensors = [tensor(key, np.zeros(shape, dtype=np.float32)) for key, shape in inputs]
+    value = np.nan if message == "must be finite numbers" else 0.0
+    tensors = [tensor(key, np.full(shape, value, dtype=np.float32)) for key, shape in inputs]
     with pytest.raises(InferenceServerException, match=message) as error:
         client.infer(name, tensors)
     assert error.value.status() == ("404" if name == "nothing" else "400")
 
 
-def test_nonfinite_inputs_are_refused(client):
-    with pytest.raises(InferenceServerException, match="must be finite numbers"):
-        client.infer("animals", [tensor("embeddings", np.full((1, 6), np.nan, dtype=np.float32))])
-    with pytest.raises(InferenceServerException, match="X"):
-        client.infer("animals", [tensor("embeddings", np.full((1, 6), 1e30, dtype=np.float32))])
-
-
-@pytest.mark.parametrize("binary", [True, False])
-def test_responses_may_be_compressed(client, animals, problem, binary):
+def test_responses_may_be_compressed(client, animals, problem):
     x = rows(problem, n=200)
-    options = {"response_compression_algorithm": "gzip"}
-    outputs = [triton.InferRequestedOutput("probabilities", binary_data=binary)]
-    result = client.infer("animals", [tensor("embeddings", x, binary=binary)], outputs=outputs, **options)
+    result = client.infer("animals", [tensor("embeddings", x)], response_compression_algorithm="gzip")
     np.testing.assert_allclose(result.as_numpy("probabilities"), animals.predict_proba(x), rtol=1e-5, atol=1e-7)

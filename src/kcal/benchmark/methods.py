@@ -6,7 +6,6 @@ rows without labels, and nothing else. :func:`measure` compares its predictions 
 
 from __future__ import annotations
 
-import hashlib
 import time
 import traceback
 import warnings
@@ -100,28 +99,23 @@ def measure(task: Task, split: Split, method: BenchmarkMethod, by_group: bool) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             start = time.perf_counter()
-            calibrator = method.fit(task, split.calibration, by_group=by_group)
+            calibrator: Any = method.fit(task, split.calibration, by_group=by_group)
             fitted = time.perf_counter()
             probs = method.predict(calibrator, task, split.test)
             predicted = time.perf_counter()
-            labels, step = task.pool.labels[split.test], _chosen_step(calibrator)
+            labels = task.pool.labels[split.test]
+            curve = None if calibrator.tags.recipe is None else calibrator.training_curve_
             other = {OTHER_THRESHOLD: PAPER_METRICS[OTHER_THRESHOLD](probs, labels)}
             return replace(
                 result,
                 metrics=metrics.evaluate(probs, labels, protocol="paper").as_dict() | other,
                 fit_seconds=fitted - start,
                 predict_seconds=predicted - fitted,
-                details={} if step is None else {"checkpoint_step_": step},
+                details={} if curve is None else {"checkpoint_step_": int(curve.chosen_step)},
                 reliability=_reliability_of(probs, labels, task.classes) if split.index == 0 else None,
             )
     except Exception as error:  # whatever fails in one method, the others go on
         return replace(result, error=describe(error))
-
-
-def _chosen_step(calibrator: Any) -> int | None:
-    """Return the step of the checkpoint of a learned projection; None for methods that learn none."""
-    curve = None if calibrator.tags.recipe is None else calibrator.training_curve_
-    return None if curve is None else int(curve.chosen_step)
 
 
 def describe(error: Exception) -> str:
@@ -143,10 +137,8 @@ def _reliability_of(probs: NDArray[Any], labels: NDArray[np.int64], classes: Seq
 
 def predict_columns(calibrator: Calibrator, outputs: ClassifierOutputs, n_classes: int) -> NDArray[Any]:
     """Return probabilities with a column for every class; a class that the calibrator does not know has 0."""
-    probs: NDArray[Any] = predict_on(calibrator, outputs)
-    if len(calibrator.classes_) == n_classes:
-        return probs
-    every = np.zeros((len(probs), n_classes), dtype=probs.dtype)
+    probs = predict_on(calibrator, outputs)
+    every: NDArray[Any] = np.zeros((len(probs), n_classes), dtype=probs.dtype)
     every[:, calibrator.classes_] = probs
     return every
 
@@ -164,21 +156,6 @@ def pool_outputs(
 def new_calibrator(name: str, *, seed: int) -> Calibrator:
     """Return the unfitted calibrator of a method."""
     return BENCHMARK_METHODS[name].factory(seed=seed)
-
-
-def parameters_hash(name: str, *, seed: int) -> str:
-    """Return a short hash of all parameters of a method's calibrator, including every number of its recipe."""
-    calibrator = new_calibrator(name, seed=seed)
-    parameters = {key: value for key, value in calibrator.get_params().items() if key != "progress"}
-    if (recipe := calibrator.tags.recipe) is not None:
-        parameters["recipe"] = recipe
-    text = repr((type(calibrator).__name__, sorted(parameters.items())))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def is_available(name: str, task: Task) -> bool:
-    """Return whether a task has what a method needs."""
-    return name not in COMPANIONS or name in task.companions
 
 
 def projection_key(name: str, *, seed: int) -> str | None:

@@ -84,7 +84,7 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return what JSON can hold; numbers that are not finite become null."""
-        plain: dict[str, Any] = _without_nan(asdict(self))
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda _: None)
         return plain
 
     @classmethod
@@ -93,15 +93,6 @@ class Result:
         metrics = {name: math.nan if value is None else value for name, value in stored["metrics"].items()}
         fields = {"key": ResultKey(**stored["key"]), "sizes": tuple(stored["sizes"]), "metrics": metrics}
         return cls(**{**stored, **fields})
-
-
-def _without_nan(value: Any) -> Any:
-    """Return nested dictionaries and lists with None in place of numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {name: _without_nan(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,12 +137,12 @@ class Results:
         return tuple(dict.fromkeys(result.key.row for result in self.results))
 
     @cached_property
-    def _by_method(self) -> dict[tuple[Any, ...], pandas.DataFrame]:
-        return dict(list(self.frame.groupby(["task", "by_group", "method"], sort=False)))
+    def _by_method(self) -> dict[Any, pandas.DataFrame]:
+        return dict(list(self.frame.groupby(["label", "method"], sort=False)))
 
     def of_method(self, row: Row, method: str) -> pandas.DataFrame:
         """Return a method's lines over the splits of a row, with failures; empty if it was not run there."""
-        return self._by_method.get((*row, method), self.frame.iloc[:0])
+        return self._by_method.get((row.label, method), self.frame.iloc[:0])
 
     @property
     def versions(self) -> dict[str, str]:

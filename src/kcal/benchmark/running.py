@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import joblib
 
@@ -18,13 +18,14 @@ from kcal.benchmark.methods import (
     BenchmarkMethod,
     check_methods,
     describe,
-    is_available,
     measure,
+    new_calibrator,
     projection_key,
 )
 from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.store import ResultStore, origins_of, train, versions
 from kcal.benchmark.tasks import Task
+from kcal.datasets import COMPANIONS
 from kcal.errors import InvalidInputError, KcalWarning, printable, warn
 from kcal.files import check_path, locked_folder
 from kcal.progress import Report
@@ -53,11 +54,8 @@ class Plan:
         check_integer(self.jobs, "jobs", minimum=1, maximum=MAX_JOBS)
 
 
-class Parallel(Protocol):
-    """A way to run calls side by side."""
-
-    def __call__(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
-        """Yield the results of calls as they finish, of ``jobs`` at a time."""
+Parallel = Callable[..., Iterator[Any]]
+"""Yields the results of ``function(*call)`` for all calls, as :func:`in_parallel` does."""
 
 
 def in_parallel(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], *, jobs: int) -> Iterator[Any]:
@@ -129,75 +127,62 @@ def run(
                 groups = f"groups in the pool are too few ({task.n_groups}) to split by group"
                 warn(f"{printable(task.name)}: {groups}; it is split by row only.", KcalWarning)
             for by_group in (False, True) if task.can_split_groups else (False,):
-                results += _Protocol(task, by_group, plan, store, progress, parallel).run()
+                results += _run_splits(task, by_group, plan, store, progress, parallel)
     return results
 
 
-@dataclass(frozen=True)
-class _Protocol:
-    """All methods on the splits of one task, by row or by group."""
+def _run_splits(
+    task: Task, by_group: bool, plan: Plan, store: ResultStore, progress: Report, parallel: Parallel
+) -> list[Result]:
+    """Return the results of all methods on the splits of one task, by row or by group; measure those not stored."""
+    title = f"{printable(task.name)}{', by group' if by_group else ''}"
+    splits = task.splits(plan.n_splits, plan.seed, by_group=by_group)
+    names = [name for name in plan.methods if name not in COMPANIONS or name in task.companions]
+    keys = [ResultKey(task.name, by_group, split.index, name) for split in splits for name in names]
+    origins, installed = origins_of(task, names, plan.seed), versions()
+    done = {key: result for key in keys if (result := store.find(key, origins[key.method])) is not None}
+    missing = [key for key in keys if key not in done]
+    others = [key for key in missing if key in store.known_keys and (key, origins[key.method]) not in store.results]
+    if others:
+        causes = "other data, seeds, parameters or versions of packages"
+        warn(f"{title}: {len(others):,} stored results are of {causes}; they are measured again.", KcalWarning)
 
-    task: Task
-    by_group: bool
-    plan: Plan
-    store: ResultStore
-    progress: Report
-    parallel: Parallel
+    def report(step: str) -> None:
+        progress(f"{title}{step}", len(done), len(keys))
 
-    def run(self) -> list[Result]:
-        """Return the results; measure those not stored."""
-        task, plan, store = self.task, self.plan, self.store
-        title = f"{printable(task.name)}{', by group' if self.by_group else ''}"
-        splits = task.splits(plan.n_splits, plan.seed, by_group=self.by_group)
-        names = [name for name in plan.methods if is_available(name, task)]
-        keys = [ResultKey(task.name, self.by_group, split.index, name) for split in splits for name in names]
-        origins, installed = origins_of(task, names, plan.seed), versions()
-        done = {key: result for key in keys if (result := store.find(key, origins[key.method])) is not None}
-        missing = [key for key in keys if key not in done]
-        others = [key for key in missing if key in store.known_keys and (key, origins[key.method]) not in store.results]
-        if others:
-            causes = "other data, seeds, parameters or versions of packages"
-            warn(f"{title}: {len(others):,} stored results are of {causes}; they are measured again.", KcalWarning)
-
-        def report(step: str) -> None:
-            self.progress(f"{title}{step}", len(done), len(keys))
-
-        report("")
-        methods = self._prepare([key.method for key in missing], report)
-        missing.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
-        small_task = replace(task, train=task.pool, out_of_scope=None)  # workers need no training data
-        calls = [(small_task, splits[key.split], methods[key.method], self.by_group) for key in missing]
-        for measured in self.parallel(measure, calls, jobs=plan.jobs):
-            result = replace(measured, origin=origins[measured.key.method], versions=installed)
-            done[result.key] = result
-            store.add(result)
-            report(f": {result.key.method}")
-        return [done[key] for key in keys]
-
-    def _prepare(self, names: Iterable[str], report: Callable[[str], None]) -> dict[str, BenchmarkMethod]:
-        """Return methods by name, those that learn a projection with a trained one; methods that learn alike share."""
-        methods = {name: BenchmarkMethod(name, self.plan.seed) for name in names}
-        sharing: dict[str, list[BenchmarkMethod]] = {}
-        for method in methods.values():
-            key = projection_key(method.name, seed=self.plan.seed)
-            if key is not None:
-                sharing.setdefault(key, []).append(method)
-        if sharing:
-            report(f": preparing {', '.join(method.name for group in sharing.values() for method in group)}")
-        calls = [(group, self.task, self.by_group, self.store.path.parent) for group in sharing.values()]
-        for trained in self.parallel(_train, calls, jobs=self.plan.jobs):
-            methods |= {method.name: method for method in trained}
-        return methods
+    report("")
+    learned = {name: what for name in names if (what := projection_key(name, seed=plan.seed)) is not None}
+    trainers: dict[str, str] = {}  # by what is learned, one of the methods that share it
+    for key in missing:
+        if key.method in learned:
+            trainers.setdefault(learned[key.method], key.method)
+    if trainers:
+        report(f": preparing {', '.join(trainers.values())}")
+    calls: list[tuple[Any, ...]] = [(name, task, plan.seed, by_group, store.path.parent) for name in trainers.values()]
+    trained = {learned[method.name]: method for method in parallel(_train, calls, jobs=plan.jobs)}
+    plain = BenchmarkMethod("", plan.seed)
+    methods = {name: replace(trained.get(learned.get(name, ""), plain), name=name) for name in names}
+    missing.sort(key=lambda key: -BENCHMARK_METHODS[key.method].cost)  # no core is idle at the end
+    without_training = replace(task, train=task.pool, out_of_scope=None)  # most workers need no training data
+    calls = []
+    for key in missing:
+        method = methods[key.method]
+        needs_training = method.projection is None and new_calibrator(key.method, seed=plan.seed).tags.uses_training_set
+        calls.append((task if needs_training else without_training, splits[key.split], method, by_group))
+    for measured in parallel(measure, calls, jobs=plan.jobs):
+        result = replace(measured, origin=origins[measured.key.method], versions=installed)
+        done[result.key] = result
+        store.add(result)
+        report(f": {result.key.method}")
+    return [done[key] for key in keys]
 
 
-def _train(methods: Sequence[BenchmarkMethod], task: Task, by_group: bool, folder: Path) -> list[BenchmarkMethod]:
-    """Return methods that learn the same projection with the projection, or with the error of its training."""
-    first = methods[0]
+def _train(name: str, task: Task, seed: int, by_group: bool, folder: Path) -> BenchmarkMethod:
+    """Return a method with its trained projection, or with the error of the training."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about shared arrays that cannot be written
-            projection, seconds = train(first.name, task, seed=first.seed, by_group=by_group, folder=folder)
+            projection, seconds = train(name, task, seed=seed, by_group=by_group, folder=folder)
     except Exception as error:  # whatever fails in one method, the others go on
-        message = f"training the projection: {describe(error)}"
-        return [replace(method, error=message) for method in methods]
-    return [replace(method, projection=projection, train_seconds=seconds) for method in methods]
+        return BenchmarkMethod(name, seed, error=f"training the projection: {describe(error)}")
+    return BenchmarkMethod(name, seed, projection, seconds)

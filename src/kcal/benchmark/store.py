@@ -23,7 +23,7 @@ from typing import Any
 
 import joblib
 
-from kcal.benchmark.methods import BENCHMARK_METHODS, parameters_hash, projection_key, train_for
+from kcal.benchmark.methods import BENCHMARK_METHODS, new_calibrator, projection_key, train_for
 from kcal.benchmark.results import Result, ResultKey
 from kcal.benchmark.tasks import Task
 from kcal.calibrators.registry import SLOW
@@ -53,9 +53,16 @@ def task_fingerprint(task: Task) -> str:
 
 
 def origins_of(task: Task, methods: Iterable[str], seed: int) -> dict[str, str]:
-    """Return a hash of what results of each method on a task depend on now."""
+    """Return a hash of what results of each method on a task depend on now, with every number of its recipe."""
     data, installed = task_fingerprint(task), versions()
-    return {name: _hash(data, parameters_hash(name, seed=seed), seed, installed) for name in methods}
+    origins = {}
+    for name in methods:
+        calibrator = new_calibrator(name, seed=seed)
+        parameters = {key: value for key, value in calibrator.get_params().items() if key != "progress"}
+        parameters |= {} if calibrator.tags.recipe is None else {"recipe": calibrator.tags.recipe}
+        method = _hash(type(calibrator).__name__, sorted(parameters.items()))
+        origins[name] = _hash(data, method, seed, installed)
+    return origins
 
 
 def _hash(*parts: Any) -> str:
@@ -72,7 +79,8 @@ class ResultStore:
         try:
             for line in lines:
                 with suppress(json.JSONDecodeError):  # blank, or cut short when a run was stopped
-                    self._hold(Result.from_json(json.loads(line)))
+                    result = Result.from_json(json.loads(line))
+                    self.results[result.key, result.origin] = result
         except (KeyError, TypeError, AttributeError) as error:
             problem = f"{self.path} has a line that is not a result of this version ({error!r})"
             raise FileFormatError(f"{problem}. Choose another folder, or remove the file.") from error
@@ -85,14 +93,11 @@ class ResultStore:
 
     def add(self, result: Result) -> None:
         """Store a result; it is on disk when this returns."""
-        self._hold(result)
+        self.results[result.key, result.origin] = result
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write("\n" + json.dumps(result.as_json(), allow_nan=False))  # ends a line that was cut short
             stream.flush()
             os.fsync(stream.fileno())
-
-    def _hold(self, result: Result) -> None:
-        self.results[result.key, result.origin] = result
 
 
 def train(name: str, task: Task, *, seed: int, by_group: bool, folder: Path) -> tuple[TrainedProjection, float | None]:
@@ -102,11 +107,9 @@ def train(name: str, task: Task, *, seed: int, by_group: bool, folder: Path) -> 
     """
     path = training_path(name, task, seed=seed, by_group=by_group, folder=folder)
     is_slow = BENCHMARK_METHODS[name].cost >= SLOW
-    if is_slow:
-        with suppress(KcalError, OSError):  # there is none, or it is damaged
-            kept = load(path)
-            if isinstance(kept, TrainedProjection):
-                return kept, None
+    with suppress(KcalError, OSError):  # there is none, or it is damaged
+        if is_slow and isinstance(kept := load(path), TrainedProjection):
+            return kept, None
     start = time.perf_counter()
     trained = train_for(name, task, seed=seed, by_group=by_group)
     assert trained is not None

@@ -6,9 +6,9 @@ results.json, all tables as Markdown, LaTeX and csv, and a reliability grid per 
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from kcal.benchmark.results import MAIN_METRICS, TABLE_METRICS, Results, Row
 from kcal.benchmark.running import Plan
 from kcal.benchmark.table import Entry, Table, spreadsheet
 from kcal.errors import MissingExtraError
-from kcal.files import write_whole
-from kcal.metrics import ReliabilityBins, SplitSummary
+from kcal.files import atomic_path, write_whole
+from kcal.metrics import AverageRank, AverageRanks, ReliabilityBins, SplitSummary
 from kcal.metrics.comparison import MIN_SPLITS
 from kcal.metrics.registry import Metric
 
@@ -104,25 +104,19 @@ def corrected_table(results: Results) -> Table:
 
 def rank_table(results: Results) -> Table:
     """Return average ranks, metrics as rows and methods as columns, and an overall average; few splits mark no best."""
-    overall = results.overall()
-    ranks: dict[str, tuple[Mapping[str, str], Sequence[str]]] = {}
-    for metric in MAIN_METRICS:
-        ranked = results.ranks(metric)
-        texts = {} if ranked is None else {name: str(rank).replace(" ± ", "±") for name, rank in ranked.ranks.items()}
-        ranks[TABLE_METRICS[metric].title] = texts, () if ranked is None else ranked.best
-    best = [name for name, rank in overall.items() if rank == min(overall.values())]
-    ranks[OVERALL] = {name: f"{rank:.2f}" for name, rank in overall.items()}, best
+    ranks = {TABLE_METRICS[metric].title: results.ranks(metric) for metric in MAIN_METRICS}
+    overall = {method: AverageRank(mean, math.nan) for method, mean in results.overall().items()}
+    ranks[OVERALL] = AverageRanks(overall) if overall else None
     is_marked = not split_note(results)
-    rows = [
-        (
-            Entry(title),
-            *(
-                Entry(texts.get(method, NO_VALUE).removesuffix("±nan"), bold=is_marked and method in best)
-                for method in results.methods
-            ),
-        )
-        for title, (texts, best) in ranks.items()
-    ]
+
+    def entry(ranked: AverageRanks | None, method: str) -> Entry:
+        if ranked is None or method not in ranked.ranks:
+            return Entry(NO_VALUE)
+        rank = ranked.ranks[method]
+        text = f"{rank.mean:.2f}" if math.isnan(rank.std) else f"{rank.mean:.2f}±{rank.std:.2f}"
+        return Entry(text, bold=is_marked and method in ranked.best)
+
+    rows = ((Entry(title), *(entry(ranked, method) for method in results.methods)) for title, ranked in ranks.items())
     return Table("ranks", "Average rank ↓", ("metric", *results.methods), tuple(rows), RANK_NOTE)
 
 
@@ -210,22 +204,20 @@ def markdown(results: Results) -> str:
 
 def as_text(results: Results, width: int) -> str:
     """Return all tables with their notes for a terminal, methods as rows."""
-    parts = [
-        part if isinstance(part, str) else (part if part.name in NOT_TRANSPOSED else part.transposed()).as_text(width)
-        for part in _in_order(results)
-    ]
+    parts = [part.as_text(width) if isinstance(part, Table) else part for part in _in_order(results, transposed=True)]
     return "\n".join([*parts, "* stands for bold, _ for underlined."])
 
 
-def _in_order(results: Results) -> Iterator[Table | str]:
+def _in_order(results: Results, *, transposed: bool = False) -> Iterator[Table | str]:
     """Yield tables and notes; the note that all metrics share comes once, after them."""
     tables = all_tables(results)
-    yield from (table for table in tables if table.note == METRIC_NOTE)
-    yield from filter(None, (METRIC_NOTE, split_note(results)))
-    for table in tables:
-        if table.note != METRIC_NOTE:
-            yield table
-            yield from filter(None, (table.note,))
+    of_metrics = [table for table in tables if table.note == METRIC_NOTE]
+    for table in of_metrics + [table for table in tables if table not in of_metrics]:
+        yield table.transposed() if transposed and table.name not in NOT_TRANSPOSED else table
+        if table.note != METRIC_NOTE and table.note:
+            yield table.note
+        elif table is of_metrics[-1]:
+            yield from filter(None, (METRIC_NOTE, split_note(results)))
 
 
 def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
@@ -241,11 +233,11 @@ def draw_reliability(results: Results, row: Row, folder: Path) -> Path | None:
     names = [event["name"] for event in next(iter(stored.values())).values()]
     bins = {method: [_bins(event, of) for of, event in events.items()] for method, events in stored.items()}
     axes = reliability_grid(bins, names, title=f"{row.label}, first split")
-    buffer = io.BytesIO()
-    axes[0, 0].get_figure(root=True).savefig(buffer, format="png", dpi=90)
     path = folder / "reliability" / f"{row.task}{'-by-group' if row.by_group else ''}.png"
     path.parent.mkdir(exist_ok=True)
-    return write_whole(path, buffer.getvalue())
+    with atomic_path(path) as temporary:
+        axes[0, 0].get_figure(root=True).savefig(temporary, format="png", dpi=90)
+    return path
 
 
 def _bins(stored: Mapping[str, Any], event: str) -> ReliabilityBins:

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 
 from kcal.datasets import COMPANIONS, load_example
 from kcal.embeddings import ClassifierOutputs
+from kcal.embeddings.read import check_parts, errors_about, read_arrays
 from kcal.errors import FileFormatError, InvalidInputError, KcalWarning, printable, warn
-from kcal.files import array_names, check_path, read_array, write_arrays
-from kcal.validation import check_matrix, check_number, shown, to_array
+from kcal.files import check_path, write_arrays
+from kcal.validation import check_number, shown, to_array
 
 MAX_LISTED = 10_000
 """Combinations of groups up to which all are listed and permuted; beyond, they are drawn one by one."""
@@ -162,13 +163,13 @@ def read_task(path: str | Path) -> Task:
     """Read and check one task and its companions."""
     place = check_path(path)
     with _about(place):
-        task = _make_task(place.stem, _read_arrays(place))
+        task = _make_task(place.stem, read_arrays(place))
     companions = {}
     for loss in COMPANIONS:
         other = place.with_name(f"{place.stem}@{loss}.npz")
         if other.is_file():
             with _about(other):
-                companions[loss] = _companion_logits(_read_arrays(other), task.pool)
+                companions[loss] = _companion_logits(read_arrays(other), task.pool)
     return replace(task, companions=companions)
 
 
@@ -232,37 +233,22 @@ def write_task(
     place = check_path(path)
     if place.suffix != ".npz" or "@" in place.stem:
         raise InvalidInputError("path", "must be NAME.npz without @", got=repr(place.name))
-    given: dict[str, Any] = {
-        "calibration_share": calibration_share,
-        "group_calibration_share": group_calibration_share,
-        "classes": None if classes is None else list(map(str, classes)),
-    }
     for part, outputs in zip(PARTS, (train, pool, out_of_scope), strict=True):
         if not isinstance(outputs, ClassifierOutputs) and (outputs is not None or part != "out_of_scope"):
             raise InvalidInputError(part, "must be a kcal.ClassifierOutputs", got=shown(outputs))
-        given |= {f"{part}_{kind}": getattr(outputs, kind, None) for kind in KINDS}
-    task = _make_task(place.stem, {name: to_array(value, name) for name, value in given.items() if value is not None})
-    arrays: dict[str, Any] = {
-        "classes": task.classes,
-        "calibration_share": task.calibration_share,
-        "group_calibration_share": task.group_calibration_share,
-    }
-    for part in PARTS:
-        arrays |= {f"{part}_{kind}": getattr(getattr(task, part), kind, None) for kind in KINDS}
-    write_arrays(place, {name: np.asarray(value) for name, value in arrays.items() if value is not None})
+    names: Any = None if classes is None else tuple(map(str, classes))
+    given = Task(place.stem, train, pool, calibration_share, names, {}, out_of_scope, group_calibration_share)
+    task = _make_task(place.stem, _arrays_of(given))
+    write_arrays(place, _arrays_of(task))
     return task
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz file by name."""
-    try:
-        if not (names := array_names(path)):
-            raise ValueError("it has no arrays")
-        return {name: read_array(path, name) for name in names}
-    except FileNotFoundError:
-        raise FileFormatError(f"{path} does not exist.") from None
-    except Exception as error:  # numpy, zipfile and zlib raise almost any error on damaged files
-        raise FileFormatError(f"{path} is not an npz file of arrays, or is damaged ({error}).") from error
+def _arrays_of(task: Task) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a task's file by name."""
+    arrays = {name: getattr(task, name) for name in ("classes", "calibration_share", "group_calibration_share")}
+    for part in PARTS:
+        arrays |= {f"{part}_{kind}": getattr(getattr(task, part), kind, None) for kind in KINDS}
+    return {name: to_array(value, name) for name, value in arrays.items() if value is not None}
 
 
 @contextmanager
@@ -292,7 +278,7 @@ def _make_task(name: str, arrays: Mapping[str, NDArray[Any]]) -> Task:
     if "group_calibration_share" in shares and pool.groups is None:
         raise InvalidInputError("group_calibration_share", "needs groups", got="none")
     n_classes = pool.logits.shape[1]
-    classes = tuple(str(label) for label in arrays.get("classes", np.arange(n_classes)).tolist())
+    classes = tuple(map(str, arrays.get("classes", np.arange(n_classes)).tolist()))
     if len(classes) != n_classes:
         raise InvalidInputError("classes", f"must name all {n_classes} columns of the logits", got=str(len(classes)))
     return Task(name, train, pool, classes=classes, out_of_scope=outside, **shares)
@@ -302,20 +288,22 @@ def _make_part(
     part: str, arrays: Mapping[str, NDArray[Any]], like: ClassifierOutputs | None = None
 ) -> ClassifierOutputs:
     """Return the outputs on "train" or "pool", or those out of scope, which have no labels; ``like`` is the pool."""
-    embeddings, logits = (_matrix(f"{part}_{kind}", arrays) for kind in ("embeddings", "logits"))
-    for kind, matrix in (("embeddings", embeddings), ("logits", logits)):
-        n_columns = matrix.shape[1] if like is None else getattr(like, kind).shape[1]
-        _check_shape(f"{part}_{kind}", matrix, (len(logits), n_columns))
-    if part == "out_of_scope":
-        return ClassifierOutputs(embeddings, logits)
-    labels, groups = _get(arrays, f"{part}_labels"), arrays.get(f"{part}_groups")
-    for kind, vector in (("labels", labels), ("groups", groups)):
-        _check_shape(f"{part}_{kind}", logits[:, 0] if vector is None else vector, (len(logits),))
-    n_classes = logits.shape[1]
+    needed = KINDS[:2] if part == "out_of_scope" else KINDS[:3]
+    given = {kind: _get(arrays, f"{part}_{kind}") for kind in needed}
+    if part != "out_of_scope" and f"{part}_groups" in arrays:
+        given["groups"] = arrays[f"{part}_groups"]
+    with errors_about(f"{part}_"):
+        checked = check_parts(given)
+    for kind in ("embeddings", "logits"):
+        checked[kind] = checked[kind].astype(np.float32)
+        if like is not None and checked[kind].shape[1] != getattr(like, kind).shape[1]:
+            expected = f"must have {getattr(like, kind).shape[1]} columns, as the pool has"
+            raise InvalidInputError(f"{part}_{kind}", expected, got=str(checked[kind].shape[1]))
+    labels, n_classes = checked.get("labels", np.zeros(1, dtype=int)), checked["logits"].shape[1]
     if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= n_classes:
         expected = f"must be columns of the logits, integers from 0 to {n_classes - 1}"
         raise InvalidInputError(f"{part}_labels", expected, got=f"{labels.dtype}, such as {labels.tolist()[:3]}")
-    return ClassifierOutputs(embeddings, logits, labels.astype(np.int64), groups)
+    return ClassifierOutputs(**checked)
 
 
 def _get(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
@@ -325,24 +313,13 @@ def _get(arrays: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any]:
     return arrays[name]
 
 
-def _matrix(name: str, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Return a matrix of finite numbers in single precision."""
-    values = _get(arrays, name)
-    with np.errstate(over="ignore"):
-        narrow = values.astype(np.float32) if values.dtype.kind == "f" else values
-    matrix: NDArray[np.float32] = check_matrix(narrow, name).float().numpy()
-    return matrix
-
-
-def _check_shape(name: str, array: NDArray[Any], expected: tuple[int, ...]) -> None:
-    if array.shape != expected:
-        raise InvalidInputError(name, f"must have the shape {expected}", got=str(array.shape))
-
-
 def _companion_logits(arrays: Mapping[str, NDArray[Any]], pool: ClassifierOutputs) -> NDArray[np.float32]:
     """Return the logits of a companion's file, for the rows of the pool."""
-    logits = _matrix("pool_logits", arrays)
-    _check_shape("pool_logits", logits, pool.logits.shape)
+    given = {"logits": _get(arrays, "pool_logits")}
+    with errors_about("pool_"):
+        logits: NDArray[np.float32] = check_parts(given)["logits"].astype(np.float32)
+    if logits.shape != pool.logits.shape:
+        raise InvalidInputError("pool_logits", f"must have the shape {pool.logits.shape}", got=str(logits.shape))
     if not np.array_equal(arrays.get("pool_labels", pool.labels), pool.labels):
         raise InvalidInputError("pool_labels", "must be those of the task", got="other rows, or another order")
     return logits

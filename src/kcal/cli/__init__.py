@@ -34,15 +34,19 @@ COMMANDS = {
 """The commands by the panel of the help in which they are listed."""
 
 
-def _without_type_of_flags(parameters: Any) -> Any:
-    """Return options, those that take no value without one in the help."""
-    for item in parameters:
-        if getattr(item, "is_flag", False):
-            item.metavar = ""
-    return parameters
+class _WithoutTypeOfFlags:
+    """Show no type for options that take no value in the help."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options."""
+        parameters: Any = super().get_params(ctx)  # type: ignore[misc]
+        for item in parameters:
+            if getattr(item, "is_flag", False):
+                item.metavar = ""
+        return parameters
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(_WithoutTypeOfFlags, TyperGroup):
     """Commands whose errors and warnings are single lines."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
@@ -55,12 +59,8 @@ class CommandGroup(TyperGroup):
         with readable_messages():
             return super().invoke(ctx)
 
-    def get_params(self, ctx: Any) -> Any:
-        """Return the options, flags without a type in the help."""
-        return _without_type_of_flags(super().get_params(ctx))
 
-
-class Command(TyperCommand):
+class Command(_WithoutTypeOfFlags, TyperCommand):
     """A command that shows its result, and whose errors name its options in place of the library's parameters."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -75,10 +75,6 @@ class Command(TyperCommand):
             result = super().invoke(ctx)
             if isinstance(result, Result):
                 finish(result, quiet=quiet, json_file=json_file)
-
-    def get_params(self, ctx: Any) -> Any:
-        """Return the options, flags without a type in the help."""
-        return _without_type_of_flags(super().get_params(ctx))
 
 
 app = typer.Typer(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import kcal
+from kcal.cli import data as inputs
 from kcal.cli import options
 from kcal.cli.evaluate import parse_methods
 from kcal.cli.messages import check_options
 from kcal.cli.output import Result, check_writable, console, shown_log
 from kcal.errors import InvalidInputError, printable
+from kcal.progress import show_progress
 
 
 @options.takes(options.OUTPUT)
@@ -40,16 +44,12 @@ def bench(
 
     [green]kcal bench tasks --out results --engine ray --jobs 64[/]
     """
-    check_options(
-        (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
-        (engine != "ray" and address, "--address has no effect without --engine ray."),
-    )
+    check_options((engine != "ray" and address, "--address has no effect without --engine ray."))
     import joblib
 
     from kcal import benchmark
     from kcal.benchmark.running import in_parallel
     from kcal.benchmark.tables import as_json, as_text, write_results
-    from kcal.progress import show_progress
 
     parallel: Any = in_parallel
     if engine == "ray":
@@ -58,10 +58,8 @@ def bench(
         with shown_log("kcal.distributed", shared["quiet"]):
             distributed.connect(address)
         parallel = distributed.in_parallel
-    names: tuple[str, ...] = benchmark.DEFAULT_METHODS
-    if methods is not None:
-        names = tuple(parse_methods(methods, benchmark.BENCHMARK_METHODS))
-    plan = benchmark.Plan(names, splits, seed, jobs or joblib.cpu_count())
+    names = benchmark.DEFAULT_METHODS if methods is None else parse_methods(methods, benchmark.BENCHMARK_METHODS)
+    plan = benchmark.Plan(tuple(names), splits, seed, jobs or joblib.cpu_count())
     if tasks is not None:
         benchmark.check_tasks(tasks)
     try:
@@ -100,8 +98,8 @@ def task(
 
     [green]kcal task tasks/mine.npz[/]
     """
-    inputs = {"train": train, "pool": pool, "out_of_scope": out_of_scope}
-    settings = {**inputs, "share": share, "group_share": group_share, **shared, **dict.fromkeys(options.OUTPUT)}
+    files = {"train": train, "pool": pool, "out_of_scope": out_of_scope}
+    settings = {**files, "share": share, "group_share": group_share, **shared, **dict.fromkeys(options.OUTPUT)}
     given = ", ".join(f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None)
     check_options(
         (given and not (train or pool), f"{given} would have no effect: a task is made from --train and --pool."),
@@ -115,14 +113,10 @@ def task(
     if train is None or pool is None:
         made = read_task(path)
     else:
-        check_writable(path, (".npz",), inputs=tuple(inputs.values()), option="NAME.npz")
-        from kcal.cli.data import read
-
+        check_writable(path, (".npz",), inputs=tuple(files.values()), option="NAME.npz")
         parts, names = read_parts(train, pool, shared)
         matrices = {name: shared[name] for name in MATRICES}
-        outside = None
-        if out_of_scope is not None:
-            outside = read(out_of_scope, matrices, MATRICES, needs=MATRICES)
+        outside = None if out_of_scope is None else inputs.read(out_of_scope, matrices, MATRICES, needs=MATRICES)
         made = write_task(
             path,
             *parts,
@@ -140,13 +134,8 @@ MATRICES = ("embeddings", "logits")
 
 def read_parts(train: Path, pool: Path, shared: dict[str, Any]) -> tuple[list[Any], list[str]]:
     """Return training set and pool with labels that are indices of columns, and the class of every column."""
-    from dataclasses import replace
-
-    from kcal.cli.data import read
-    from kcal.validation import encode_labels
-
     takes, needs = {*MATRICES, "labels", "groups"}, (*MATRICES, "labels")
-    parts = [read(place, shared, takes, needs=needs) for name, place in (("train", train), ("pool", pool))]
+    parts = [inputs.read(place, shared, takes, needs=needs) for place in (train, pool)]
     listed = [list(range(part.logits.shape[1])) if part.classes is None else part.classes.tolist() for part in parts]
     if listed[0] != listed[1]:
         expected = "must list the same classes in the same order"
@@ -154,5 +143,6 @@ def read_parts(train: Path, pool: Path, shared: dict[str, Any]) -> tuple[list[An
     import numpy as np
 
     classes = np.array(listed[0])
-    encoded = [replace(part, labels=encode_labels(part.labels, classes, "labels")) for part in parts]
+    encode = kcal.validation.encode_labels
+    encoded = [replace(part, labels=encode(part.labels, classes, "labels")) for part in parts]
     return encoded, [str(name) for name in listed[0]]

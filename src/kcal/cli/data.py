@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kcal.calibrators import Calibrator, was_fitted_on
+import kcal
 from kcal.cli.messages import OverlapError, check_options
-from kcal.embeddings import FileOutputs, read_outputs
-from kcal.embeddings.read import PARTS, TABLES, require_pyarrow, shorten
+from kcal.cli.options import PARTS
 from kcal.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from kcal.calibrators import Calibrator
+    from kcal.embeddings import FileOutputs
 
 Options = Mapping[str, Any]
 """The options of a command by name; those of ``PARTS`` and "classes" say what to read."""
+TABLES = (".parquet", ".csv")
+
+
+def shorten(names: Sequence[Any], limit: int = 8) -> str:
+    """Return the first few names, for a message."""
+    return kcal.embeddings.read.shorten(names, limit)
 
 
 def read(
@@ -30,7 +36,7 @@ def read(
     check_unused(options, takes, by)
     given = {part: name for part in PARTS if (name := options.get(part)) is not None}
     wanted = {part: given.get(part, part) if part in takes else None for part in PARTS}
-    outputs = read_outputs(path, **wanted, classes=parse_classes(options.get("classes")), prefix=prefix)
+    outputs = kcal.read_outputs(path, **wanted, classes=parse_classes(options.get("classes")), prefix=prefix)
     for part in needs:
         if getattr(outputs, part) is None:
             problem = f"has no {part}; it has {shorten(outputs.available) or 'nothing with a name'}"
@@ -44,6 +50,15 @@ def check_unused(options: Options, takes: Collection[str], by: str = "") -> None
         unused = options.get(part) is not None and part not in takes
         user = f"method {by} does not use {part}" if by else f"this command does not use {part} here"
         check_options((unused, f"--{part} would have no effect: {user}. Leave it out."))
+
+
+def parse_classes(text: str | None) -> list[str] | None:
+    """Return the names of all classes, each once."""
+    names = None if text is None else [name.strip() for name in text.split(",")]
+    if names is not None and ("" in names or len(set(names)) < max(len(names), 2)):
+        expected = "must list at least two classes, each once, such as cat,dog"
+        raise InvalidInputError("--classes", expected, got=repr(text))
+    return names
 
 
 def parts_to_fit(calibrator: Calibrator) -> set[str]:
@@ -69,8 +84,9 @@ def read_training(
     matrix = "logits" if calibrator.inputs == "logits" else "embeddings"
     if not learns or not (train or f"train_{options.get(matrix) or matrix}" in calibration.available):
         return None
-    names = {part: options.get(part) for part in ("classes", "groups", "labels", matrix)}
-    names = {part: None if _is_file(name) else name for part, name in names.items()}
+    of_calibration = kcal.embeddings.read.other_file  # files that options name belong to the calibration set
+    named = {part: options.get(part) for part in ("classes", "groups", "labels", matrix)}
+    names = {part: name for part, name in named.items() if not of_calibration(name)}
     names |= {} if train_labels is None else {"labels": train_labels}
     names |= {matrix: calibration.columns[matrix]} if calibration.columns.get(matrix) else {}
     needs = (matrix, "labels") if "train_labels" in calibrator.tags.fit_options else (matrix,)
@@ -82,17 +98,13 @@ def read_training(
     return training
 
 
-def _is_file(name: Any) -> bool:
-    return isinstance(name, str) and Path(name).suffix.lower() in (".npz", ".npy", *TABLES)
-
-
 def with_names(outputs: FileOutputs) -> FileOutputs:
     """Return outputs whose embeddings and logits are tables, if their columns have names, for a model to find them."""
     tables = {}
     for part in ("embeddings", "logits"):
         names, matrix = outputs.columns.get(part, ()), getattr(outputs, part)
         if matrix is not None and len(names) == matrix.shape[1] > 0:
-            tables[part] = require_pyarrow().table(list(matrix.T), names=list(names))
+            tables[part] = kcal.embeddings.read.require_pyarrow().table(list(matrix.T), names=list(names))
     return replace(outputs, **tables)
 
 
@@ -124,7 +136,7 @@ def positions(names: Sequence[Any], expected: Sequence[Any]) -> list[int] | None
     return [texts.index(name) for name in wanted] if sorted(texts) == sorted(wanted) else None
 
 
-def align(matrix: NDArray[Any], classes: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+def align(matrix: Any, classes: Any, expected: Any) -> Any:
     """Return the columns of a matrix, one per class, in the order of the expected classes."""
     order = positions(classes.tolist(), expected.tolist())
     if order is None:
@@ -134,7 +146,7 @@ def align(matrix: NDArray[Any], classes: NDArray[Any], expected: NDArray[Any]) -
     return matrix[:, order]
 
 
-def in_order_of(outputs: FileOutputs, classes: NDArray[Any]) -> FileOutputs:
+def in_order_of(outputs: FileOutputs, classes: Any) -> FileOutputs:
     """Return outputs whose columns of logits follow ``classes``; without names they are taken to do so."""
     if outputs.classes is None or outputs.logits.shape[1] != len(outputs.classes):
         return outputs
@@ -143,21 +155,12 @@ def in_order_of(outputs: FileOutputs, classes: NDArray[Any]) -> FileOutputs:
 
 def check_overlap(model: Calibrator, outputs: FileOutputs, path: Path) -> None:
     """Raise if data contain rows that the model was fitted on."""
-    known = was_fitted_on(model, outputs.matrix(model.inputs))
+    known = kcal.calibrators.was_fitted_on(model, outputs.matrix(model.inputs))
     if known.any():
         raise OverlapError(
             f"{known.sum():,} of the {len(known):,} rows of {path} are in the calibration set of this model: it would "
             "look better than it is. Evaluate on other data, or pass --allow-overlap."
         )
-
-
-def parse_classes(text: str | None) -> list[str] | None:
-    """Return the names of all classes, each once."""
-    names = None if text is None else [name.strip() for name in text.split(",")]
-    if names is not None and ("" in names or len(set(names)) < max(len(names), 2)):
-        expected = "must list at least two classes, each once, such as cat,dog"
-        raise InvalidInputError("--classes", expected, got=repr(text))
-    return names
 
 
 def n_rows(outputs: FileOutputs) -> int:
@@ -171,7 +174,8 @@ def check_same_rows(first: FileOutputs, second: FileOutputs, name: str) -> None:
         raise InvalidInputError(name, f"must have {n_rows(first):,} rows", got=f"{n_rows(second):,}")
     for part in ("ids", "labels"):
         expected, values = getattr(first, part), getattr(second, part)
-        if expected is not None and values is not None and expected.dtype.kind == values.dtype.kind:
-            for row in np.flatnonzero(expected != values)[:1]:
-                problem = f"must be in the same order as those of DATA; row {row} is {expected[row].item()!r} there"
-                raise InvalidInputError(f"{name}: {part}", problem, got=repr(values[row].item()))
+        comparable = expected is not None and values is not None and expected.dtype.kind == values.dtype.kind
+        if comparable and (differs := expected != values).any():
+            row = differs.argmax()
+            problem = f"must be in the same order as those of DATA; row {row} is {expected[row].item()!r} there"
+            raise InvalidInputError(f"{name}: {part}", problem, got=repr(values[row].item()))

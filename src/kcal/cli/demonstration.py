@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import kcal
 from kcal.cli import options
-from kcal.cli.evaluate import method_title, methods_table
-from kcal.cli.output import Result, check_writable, console, shown
-from kcal.errors import InvalidInputError, MissingExtraError
+from kcal.cli.evaluate import method_title, metrics_table
+from kcal.cli.output import Result, check_writable, console, make_folder, shown
+from kcal.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from kcal.datasets import Example
@@ -53,10 +51,7 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
 
     [green]kcal demo --out kcal-demo[/]
     """
-    if out.exists() and not out.is_dir():
-        raise InvalidInputError("--out", "must be a folder", got=f"the file {out}")
-    out.mkdir(parents=True, exist_ok=True)
-    check_writable(out / "model.kcal")
+    check_writable(make_folder(out) / "model.kcal")
     import torch
 
     start = perf_counter()
@@ -82,8 +77,7 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
 
 def run_methods(example: Example, *, quiet: bool) -> Results:
     """Fit every method on the calibration part, and predict the test part; the network runs once on each."""
-    from kcal.calibrators import make_calibrator
-
+    make_calibrator = kcal.calibrators.make_calibrator
     network, train, progress = example.network(), example.train, False if quiet else None
     projection = kcal.train_projection(train.embeddings, train.labels, progress=progress)
     calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "sms", "dircal")}
@@ -104,14 +98,12 @@ def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
         from kcal.plots import reliability_grid
     except MissingExtraError:
         return None
-    from kcal.files import atomic_path
-    from kcal.metrics import reliability
-
-    labels, columns = example.test.labels, range(len(example.classes))
+    labels, reliability = example.test.labels, kcal.metrics.reliability
+    columns = range(len(example.classes))
     rows = {method_title(name): [reliability(probs[name], labels, of=k) for k in columns] for name in DRAWN}
     title = f"Every class on {len(example.test):,} test images: bars that end on the diagonal are calibrated"
     axes = reliability_grid(rows, example.classes, title=title)
-    with atomic_path(path) as temporary:
+    with kcal.files.atomic_path(path) as temporary:
         axes[0, 0].get_figure(root=True).savefig(temporary, format="png", dpi=110)
     return path
 
@@ -120,8 +112,7 @@ def write_parts(example: Example, results: Results, folder: Path) -> None:
     """Write the network's outputs as files that the other commands take."""
     import numpy as np
 
-    from kcal.files import write_arrays
-
+    write_arrays = kcal.files.write_arrays
     classes, train = np.array(example.classes), example.train
     calibration, test = (
         {"embeddings": part.embeddings, "logits": part.logits, "labels": classes[part.labels]}
@@ -151,7 +142,7 @@ def show_code(example: Example) -> None:
 def show(evaluations: dict[str, Any], probs: dict[str, Any], figure: Path | None) -> None:
     """Print the table and what it means."""
     screen = console()
-    screen.print(methods_table(evaluations))
+    screen.print(metrics_table(evaluations, transposed=True))
     screen.print(
         "↑ higher is better, ↓ lower is better, bold is best. ECE: expected calibration error over 15 bins; "
         "class-wise ECE: the mean of that of every class.\n"
@@ -174,7 +165,7 @@ def show(evaluations: dict[str, Any], probs: dict[str, Any], figure: Path | None
 
 def show_next_commands(folder: Path, saved: Path) -> None:
     """Print code and commands that can be pasted as they are."""
-    screen, kcal = console(), program()
+    screen = console()
     model, calibration, test, probabilities = (
         shlex.quote(str(folder / name)) for name in ("mine.kcal", "calibration.npz", "test.npz", "probabilities.npz")
     )
@@ -183,16 +174,8 @@ def show_next_commands(folder: Path, saved: Path) -> None:
     screen.print(shown(line), style="green", soft_wrap=True)
     screen.print("\n[bold]What to run next[/] (the same with your own files; --help explains each command):\n")
     for command in (
-        f"{kcal} fit {calibration} --out {model}",
-        f"{kcal} evaluate {model} {test}",
-        f"{kcal} predict {model} {test} --out {probabilities}",
+        f"kcal fit {calibration} --out {model}",
+        f"kcal evaluate {model} {test}",
+        f"kcal predict {model} {test} --out {probabilities}",
     ):
         screen.print(f"  {shown(command)}", style="green", soft_wrap=True)
-
-
-def program() -> str:
-    """Return the command that runs this program: its name, or its path if the shell would not find it."""
-    here, installed = Path(sys.argv[0]), shutil.which("kcal")
-    if here.stem != "kcal" or (installed is not None and Path(installed).resolve() == here.resolve()):
-        return "kcal"
-    return shlex.quote(sys.argv[0])

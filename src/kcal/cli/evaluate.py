@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kcal
+from kcal.cli import data as inputs
 from kcal.cli import options
 from kcal.cli.messages import check_options, error_text
-from kcal.cli.output import Result, check_writable, console, shown, simple_table
+from kcal.cli.output import Result, check_writable, console, make_folder, shown, simple_table
 from kcal.errors import InvalidInputError, KcalError, KcalWarning, MissingExtraError, warn
+from kcal.progress import working
 
 MAX_COLUMNS = 4
 """Methods that are columns of the table of metrics; more of them are rows."""
@@ -55,29 +57,11 @@ def evaluate(
         (data and probabilities is not None, "--probabilities is for a file of probabilities, without DATA."),
     )
     check_measuring(shared, (model, data, before))
-    more = {"labels", "weights", *(("ids",) if before else ()), *(() if shared["no_intervals"] else ("groups",))}
+    takes = {"labels", "weights", *(("ids",) if before else ()), *(() if shared["no_intervals"] else ("groups",))}
     if data is None:
-        import numpy as np
-
-        outputs = read_probabilities(model, probabilities, shared, more, needs=("labels",))
-        classes = np.arange(outputs.logits.shape[1]) if outputs.classes is None else outputs.classes
-        check_column_count(model, outputs, classes)
-        comparison = Comparison({"probabilities": outputs.logits}, outputs, classes)
+        comparison = read_probabilities(model, probabilities, shared, takes, needs=("labels",))
     else:
-        from kcal.cli.data import check_overlap, parse_classes, positions, read_for
-        from kcal.embeddings.read import shorten
-        from kcal.persistence import load_calibrator
-
-        calibrator = load_calibrator(model)
-        takes = more if before else {*more, "logits"}
-        outputs = read_for(calibrator, data, shared, takes, needs=("labels",))
-        known = calibrator.classes_.tolist()
-        if shared["classes"] and positions(parse_classes(shared["classes"]) or (), known) is None:
-            expected = f"must be those of the model, {shorten(known)}"
-            raise InvalidInputError("--classes", expected, got=shared["classes"])
-        if not shared["allow_overlap"]:
-            check_overlap(calibrator, outputs, data)
-        comparison = apply_model(calibrator, outputs)
+        comparison = apply_model(model, data, shared, takes if before else {*takes, "logits"})
     if before is not None:
         comparison = with_before(before, probabilities, comparison)
     sources = {"model" if data else "probabilities": model, "data": data, "before": before}
@@ -119,9 +103,8 @@ class Comparison(NamedTuple):
 
 def parse_methods(text: str, known: Mapping[str, Any]) -> list[str]:
     """Return names of methods, each once; "all" means every method that is not slow."""
-    from kcal.calibrators.registry import SLOW
-
-    quick = [name for name, method in known.items() if method.cost < SLOW]
+    slow = kcal.calibrators.registry.SLOW
+    quick = [name for name, method in known.items() if method.cost < slow]
     chosen = quick if text.strip() == "all" else [name.strip() for name in text.split(",")]
     for name in chosen:
         check_options(
@@ -136,7 +119,7 @@ def method_title(name: str) -> str:
     return kcal.METHODS[name].title if name in kcal.METHODS else name
 
 
-def check_measuring(shared: Mapping[str, Any], inputs: tuple[Path | None, ...]) -> None:
+def check_measuring(shared: Mapping[str, Any], files: tuple[Path | None, ...]) -> None:
     """Raise early for options without effect, and for a report that could not be written after long work."""
     report, useless = shared["report"], ("confidence", "resamples", "seed", "groups")
     given = ", ".join(f"--{name}" for name in useless if shared[name] is not None)
@@ -146,30 +129,33 @@ def check_measuring(shared: Mapping[str, Any], inputs: tuple[Path | None, ...]) 
     )
     if report is not None:
         import_module("kcal.report")  # raises with the command that installs matplotlib if it is missing
-        above = next(place for place in (report, *report.absolute().parents) if place.exists())
-        if not above.is_dir():
-            raise InvalidInputError("--report", "must be a folder", got=f"{above}, which is a file")
-        check_writable(above / "report.html", inputs=inputs, option="--report")
+        check_writable(make_folder(report, "--report") / "report.html", inputs=files, option="--report")
 
 
 def network_probs(outputs: Any, classes: Any, representation: str = "logits") -> dict[str, Any]:
     """Return the network's own probabilities with columns in the order of ``classes``, if their order is known."""
-    from kcal.cli.data import align
-
     if outputs.logits is None:
         return {}
     try:
         network = kcal.Uncalibrated(representation=representation)
         network.fit(outputs.logits, outputs.labels, classes=outputs.classes)  # which learns nothing
-        return {"uncal": align(network.predict_proba(outputs.logits), network.classes_, classes)}
+        return {"uncal": inputs.align(network.predict_proba(outputs.logits), network.classes_, classes)}
     except InvalidInputError as error:
         warn(f"The network's own probabilities are left out: {error_text(error, {})[0]}", KcalWarning)
         return {}
 
 
-def apply_model(calibrator: Any, outputs: Any) -> Comparison:
+def apply_model(model: Path, path: Path, shared: Mapping[str, Any], takes: set[str]) -> Comparison:
     """Return a model's probabilities, after those of the network's logits if there are any."""
-    classes, representation = calibrator.classes_, "logits"
+    calibrator = kcal.persistence.load_calibrator(model)
+    outputs = inputs.read_for(calibrator, path, shared, takes, needs=("labels",))
+    classes, names = calibrator.classes_, inputs.parse_classes(shared["classes"])
+    if names and inputs.positions(names, classes.tolist()) is None:
+        expected = f"must be those of the model, {inputs.shorten(classes.tolist())}"
+        raise InvalidInputError("--classes", expected, got=shared["classes"])
+    if not shared["allow_overlap"]:
+        inputs.check_overlap(calibrator, outputs, path)
+    representation = "logits"
     if calibrator.tags.needs_logits:
         outputs = replace(outputs, classes=classes)  # the order in which they were read
         representation = calibrator.get_params().get("representation", "logits")
@@ -180,35 +166,38 @@ def apply_model(calibrator: Any, outputs: Any) -> Comparison:
 
 
 def read_probabilities(
-    path: Path, name: str | None, shared: Mapping[str, Any], takes: set[str], needs: tuple[str, ...] = ()
-) -> Any:
-    """Read probabilities, by default under the names that kcal predict gives them, as the logits of the outputs."""
-    from kcal.cli.data import read
-
+    path: Path,
+    name: str | None,
+    shared: Mapping[str, Any],
+    takes: set[str],
+    *,
+    needs: tuple[str, ...] = (),
+    classes: Any = None,
+) -> Comparison:
+    """Read probabilities, by default under the names that kcal predict gives them, in the order of ``classes``."""
     default = {".npz": "probabilities", ".npy": "logits"}.get(path.suffix.lower(), "p_*")  # npy arrays have no name
     try:
-        return read(path, {**shared, "logits": name or default}, {"logits", *takes}, needs=needs)
+        outputs = inputs.read(path, {**shared, "logits": name or default}, {"logits", *takes}, needs=needs)
     except InvalidInputError as error:
         what = error.parameter.replace("logits", "probabilities")
         remedy = error.remedy or "Name probabilities with --probabilities."
         raise InvalidInputError(what, error.expected, got=error.got, remedy=remedy) from error
+    known = outputs.classes if classes is None else classes
+    if known is None:
+        import numpy as np
+
+        known = np.arange(outputs.logits.shape[1])
+    if (n_columns := outputs.logits.shape[1]) != len(known):
+        raise InvalidInputError(str(path), f"has {n_columns:,} columns of probabilities for {len(known):,} classes")
+    return Comparison({"probabilities": inputs.in_order_of(outputs, known).logits}, outputs, known)
 
 
 def with_before(path: Path, name: str | None, after: Comparison) -> Comparison:
     """Return the comparison with the probabilities of another file in place of the network's."""
-    from kcal.cli.data import check_same_rows, in_order_of
-
-    outputs = read_probabilities(path, name, {}, {"labels", "ids"})
-    check_same_rows(after.outputs, outputs, str(path))
-    check_column_count(path, outputs, after.classes)
+    before = read_probabilities(path, name, {}, {"labels", "ids"}, classes=after.classes)
+    inputs.check_same_rows(after.outputs, before.outputs, str(path))
     kept = {name: probs for name, probs in after.probs.items() if name != "uncal"}
-    return after._replace(probs={"before": in_order_of(outputs, after.classes).logits} | (kept or after.probs))
-
-
-def check_column_count(path: Path, outputs: Any, classes: Any) -> None:
-    """Raise unless there is a column of probabilities for every class."""
-    if (n_columns := outputs.logits.shape[1]) != len(classes):
-        raise InvalidInputError(str(path), f"has {n_columns:,} columns of probabilities for {len(classes):,} classes")
+    return after._replace(probs={"before": before.probs["probabilities"]} | (kept or after.probs))
 
 
 def fit_methods(
@@ -225,20 +214,16 @@ def fit_methods(
     ``train`` are the file of the training set and its labels. With ``skip_failures``, a method that cannot be fitted
     or applied is left out with a warning.
     """
-    from kcal.calibrators import make_calibrator
-    from kcal.cli.data import align, check_overlap, in_order_of, read, read_training
-    from kcal.progress import working
-
-    calibrators = {name: make_calibrator(name) for name in names}
+    calibrators = {name: kcal.calibrators.make_calibrator(name) for name in names}
     learners = [calibrator for calibrator in calibrators.values() if calibrator.tags.uses_training_set]
     check_options((any(train) and not learners, "--train has no effect: none of these methods learns from it."))
     takes = {"embeddings", "logits", "labels", "groups", "weights"}
-    calibration = read(path, shared, takes, needs=("labels",))
+    calibration = inputs.read(path, shared, takes, needs=("labels",))
     columns = calibration.columns if path.suffix == test_path.suffix else {}  # the same for files of one kind
-    test = read(test_path, {**shared, **columns}, takes, needs=("labels",))
+    test = inputs.read(test_path, {**shared, **columns}, takes, needs=("labels",))
     if test.classes is None:
         test = replace(test, classes=calibration.classes)
-    training = {one.inputs: read_training(one, path, calibration, shared, *train) for one in learners}
+    training = {one.inputs: inputs.read_training(one, path, calibration, shared, *train) for one in learners}
     classes: Any = None
     probs: dict[str, Any] = {}
     for name, calibrator in calibrators.items():
@@ -248,11 +233,11 @@ def fit_methods(
                 if not calibrator.tags.needs_logits and calibrator.inputs == "both":
                     warn(f"{name}: {path} has no logits, so it is fitted on embeddings alone.", KcalWarning)
                 if not shared["allow_overlap"]:
-                    check_overlap(calibrator, test, test_path)
+                    inputs.check_overlap(calibrator, test, test_path)
                 takes_logits = calibrator.tags.needs_logits and test.logits is not None
-                outputs = in_order_of(test, calibrator.classes_) if takes_logits else test
+                outputs = inputs.in_order_of(test, calibrator.classes_) if takes_logits else test
                 classes = calibrator.classes_ if classes is None else classes
-                probs[name] = align(kcal.predict_on(calibrator, outputs), calibrator.classes_, classes)
+                probs[name] = inputs.align(kcal.predict_on(calibrator, outputs), calibrator.classes_, classes)
         except (InvalidInputError, MissingExtraError) as error:
             text = f"{name}{' is left out' if skip_failures else ''}: {error_text(error, {})[0]}"
             if not skip_failures:
@@ -267,9 +252,6 @@ def fit_methods(
 def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[str, Path | None]) -> Result:
     """Return the metrics of every method, with intervals, after writing the report if there is to be one."""
     import numpy as np
-
-    from kcal.progress import working
-    from kcal.validation import encode_labels
 
     outputs, classes = comparison.outputs, comparison.classes
     confidence = None if shared["no_intervals"] else 0.95 if shared["confidence"] is None else shared["confidence"]
@@ -300,7 +282,7 @@ def measure(comparison: Comparison, shared: Mapping[str, Any], sources: Mapping[
             page = import_module("kcal.report").write_report(
                 shared["report"],
                 {method_title(name): probs for name, probs in comparison.probs.items()},
-                encode_labels(outputs.labels, classes),
+                kcal.validation.encode_labels(outputs.labels, classes),
                 class_names=classes.tolist(),
                 evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
                 sample_weight=outputs.weights,
@@ -316,7 +298,7 @@ def show_evaluations(evaluations: Mapping[str, Any], page: Path | None) -> None:
     """Print the metrics, with their intervals unless there are many methods."""
     screen, first, is_wide = console(), next(iter(evaluations.values())), len(evaluations) > MAX_COLUMNS
     screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
-    screen.print(methods_table(evaluations) if is_wide else metrics_table(evaluations))
+    screen.print(metrics_table(evaluations, transposed=is_wide))
     best = ", bold is best" if len(evaluations) > 1 else ""
     screen.print(f"↑ higher is better, ↓ lower is better{best}. {first.settings}.")
     if first.confidence is not None and is_wide:
@@ -330,34 +312,24 @@ def show_evaluations(evaluations: Mapping[str, Any], page: Path | None) -> None:
         screen.print(f"The report is {shown(page)}", soft_wrap=True)
 
 
-def metrics_table(evaluations: Mapping[str, Any]) -> Any:
-    """Return metrics as rows and methods as columns, intervals below the values; the best of each in bold."""
-    table = simple_table("metric", *(shown(method_title(name)) for name in evaluations))
-    for metric, values in formatted_metrics(evaluations):
-        cells = []
-        for text, evaluation in zip(values, evaluations.values(), strict=True):
-            interval = evaluation.intervals.get(metric.name)
-            ends = "" if interval is None else ", ".join(map(metric.format, interval))
-            cells.append(f"{text}\n[dim]\\[{ends}][/]" if ends else text)
-        table.add_row(metric.labelled(metric.title), *cells)
-    return table
+def metrics_table(evaluations: Mapping[str, Any], *, transposed: bool = False) -> Any:
+    """Return metrics as rows and methods as columns, the best in bold and intervals below the values.
 
-
-def methods_table(evaluations: Mapping[str, Any]) -> Any:
-    """Return methods as rows and metrics as columns, the best of each in bold."""
-    metrics, columns = zip(*formatted_metrics(evaluations), strict=True)
-    table = simple_table("method", *(metric.labelled(metric.title).replace(" ", "\n", 1) for metric in metrics))
-    for name, *cells in zip(evaluations, *columns, strict=True):
-        table.add_row(shown(method_title(name)), *cells)
-    return table
-
-
-def formatted_metrics(evaluations: Mapping[str, Any]) -> list[tuple[Any, list[str]]]:
-    """Return every metric of evaluations with its value for each method as text, the best in bold."""
+    ``transposed``: methods as rows, without intervals.
+    """
+    rows = [["metric", *(shown(method_title(name)) for name in evaluations)]]
     first = next(iter(evaluations.values()))
-    metrics = [first.definitions[name] for name in first.metrics]
-    values = [metric.format_beside([one.metrics[metric.name] for one in evaluations.values()]) for metric in metrics]
-    return [
-        (metric, [f"[bold]{text}[/]" if is_best else text for text, is_best in column])
-        for metric, column in zip(metrics, values, strict=True)
-    ]
+    for metric in (first.definitions[name] for name in first.metrics):
+        values = metric.format_beside([evaluation.metrics[metric.name] for evaluation in evaluations.values()])
+        cells = [f"[bold]{text}[/]" if is_best else text for text, is_best in values]
+        for place, evaluation in enumerate(evaluations.values()):
+            if not transposed and (ends := evaluation.intervals.get(metric.name)) is not None:
+                cells[place] += f"\n[dim]\\[{', '.join(map(metric.format, ends))}][/]"
+        rows.append([metric.labelled(metric.title), *cells])
+    if transposed:
+        rows = [list(row) for row in zip(*rows, strict=True)]
+        rows[0] = ["method", *(title.replace(" ", "\n", 1) for title in rows[0][1:])]
+    table = simple_table(*rows[0])
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table

@@ -55,14 +55,7 @@ def readable_messages(options: Mapping[str, str] = {}) -> Iterator[None]:
     ``options`` maps parameters of the library to the options that stand for them.
     """
 
-    def show_warning(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
-    ) -> None:
+    def show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any, **__: Any) -> None:
         origin = "" if issubclass(category, KcalWarning) else f" ({Path(filename).name}, line {lineno})"
         _say("warning", f"{_with_options(str(message), options)}{origin}")
 

@@ -11,9 +11,11 @@ from time import perf_counter
 from typing import Any
 
 import typer
+from rich.filesize import decimal
 from rich.table import Table
 
 import kcal
+from kcal.cli import data as inputs
 from kcal.cli import options
 from kcal.cli.messages import check_options
 from kcal.cli.output import Result, check_writable, console, line, shown, simple_table
@@ -59,24 +61,23 @@ def fit(
     [green]kcal fit calibration.csv --embeddings '*' --train train.csv --labels diagnosis -m kcal -o model.kcal[/]
     """
     check_writable(out, MODELS, inputs=(data, train))
-    from kcal.cli.data import check_unused, parts_to_fit, read, read_training, with_names
-
-    calibrator = None if method is None else build_calibrator(method, shared, settings or [])
-    takes = options.PARTS if calibrator is None else parts_to_fit(calibrator)
-    outputs = read(data, shared, takes, needs=("labels",), by=method or "")
     reason = ""
-    if calibrator is None:
+    if method is None:
+        outputs = inputs.read(data, shared, options.PARTS, needs=("labels",))
         method, reason = choose_method(outputs)
         calibrator = build_calibrator(method, shared, settings or [], reason)
-        check_unused(shared, parts_to_fit(calibrator), method)
+        inputs.check_unused(shared, inputs.parts_to_fit(calibrator), method)
+    else:
+        calibrator = build_calibrator(method, shared, settings or [])
+        outputs = inputs.read(data, shared, inputs.parts_to_fit(calibrator), needs=("labels",), by=method)
     useless = shared["representation"] and outputs.logits is None
     check_options((useless, "--representation has no effect: there are no logits."))
-    training = read_training(calibrator, data, outputs, shared, train, train_labels)
+    training = inputs.read_training(calibrator, data, outputs, shared, train, train_labels)
     shares = calibrator.get_params().get("prior")
     if isinstance(shares, dict) and outputs.labels.dtype.kind != "U":  # as typed, the classes are text
         calibrator.set_params(prior={int(name) if name.isdecimal() else name: shares[name] for name in shares})
     start = perf_counter()
-    kcal.fit_on(calibrator, with_names(outputs), training, classes=outputs.classes)
+    kcal.fit_on(calibrator, inputs.with_names(outputs), training, classes=outputs.classes)
     seconds = perf_counter() - start
     kcal.save(calibrator, out)
     summary = fit_summary(calibrator, outputs, out)
@@ -110,8 +111,7 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
 
     The library checks their values; ``reason`` is why the method was chosen, for errors.
     """
-    calibrators = kcal.calibrators
-    calibrator = calibrators.make_calibrator(method)
+    calibrator = kcal.calibrators.make_calibrator(method)
     accepted = method_parameters(method)
     chosen = {name: parse_value(shared[name]) for name in options.PARAMETERS if shared[name] is not None}
     for text in settings:
@@ -122,11 +122,12 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
         )
         chosen[name] = parse_value(value)
     for name in chosen:
-        option = f"--{name.replace('_', '-')}" if shared.get(name) is not None else f"--set {name}"
-        known = ", ".join(accepted) or "none"
+        option, known = option_of(name) if shared.get(name) is not None else f"--set {name}", ", ".join(accepted)
         check_options((name not in accepted, f"{option}: parameters of method {method} are {known}. {reason}".strip()))
-    if shared["prior"] not in (None, "uniform"):
-        chosen["prior"] = parse_prior(shared["prior"])
+    if shared["prior"] not in (None, "uniform"):  # cat=0.2,dog=0.8
+        pairs = [part.rpartition("=")[::2] for part in shared["prior"].split(",")]
+        chosen["prior"] = {name.strip(): parse_value(share) for name, share in pairs}
+        check_options((len(chosen["prior"]) < len(pairs), "--prior must have one share for each class."))
     untrained = chosen.get("projection") in ("identity", "unit")
     searched = chosen.get("bandwidth", "cv") in ("cv", "published") or chosen.get("support") == "merged"
     ignored = {"dimension": untrained, "recipe": untrained, "folds": not searched}
@@ -141,7 +142,13 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
         ),
     )
     silent = {"progress": False} if shared["quiet"] and "progress" in calibrator.get_params() else {}
-    return calibrators.make_calibrator(method, **chosen, **silent)
+    return kcal.calibrators.make_calibrator(method, **chosen, **silent)
+
+
+def option_of(parameter: str) -> str:
+    """Return the option of kcal fit for a parameter of a method."""
+    name = parameter.replace("_", "-")
+    return f"--{name}" if parameter in options.PARAMETERS else f"--set {parameter}=VALUE"
 
 
 def method_parameters(method: str) -> dict[str, Any]:
@@ -159,28 +166,10 @@ def parse_value(text: str) -> Any:
     return text
 
 
-def parse_prior(text: str) -> dict[str, float]:
-    """Return the share of each class by its name."""
-    try:
-        pairs = [(name.strip(), float(share)) for name, _, share in (part.rpartition("=") for part in text.split(","))]
-    except ValueError:
-        pairs = []
-    names = [name for name, _ in pairs]
-    wrong = not names or "" in names or len(set(names)) < len(names)
-    expected = "uniform, or a share for each class, such as cat=0.2,dog=0.8"
-    check_options((wrong, f"--prior must be {expected}; got {text!r}."))
-    return dict(pairs)
-
-
 def fit_summary(calibrator: Any, outputs: Any, path: Any) -> dict[str, str]:
     """Return what was fitted on which columns, and the main results, label to text."""
-    from rich.filesize import decimal
-
-    from kcal.cli.data import n_rows
-    from kcal.embeddings.read import shorten
-
-    labels, weights = calibrator.classes_.tolist(), outputs.weights
-    counted = f"{n_rows(outputs):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
+    labels, weights, shorten = calibrator.classes_.tolist(), outputs.weights, inputs.shorten
+    counted = f"{inputs.n_rows(outputs):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
     rows = {"classes": f"{len(labels):,}: {shorten(labels, 5)}", "samples": counted}
     columns = {part: outputs.columns[part] for part in options.PARTS if part in outputs.columns}
     rows |= {part: f"column{'s' if names[1:] else ''} {shorten(names)}" for part, names in columns.items()}
@@ -222,9 +211,7 @@ def methods(name: options.MethodName = None, **shared: options.Shared) -> Result
             return
         table = simple_table("parameter", "option", "default", n_texts=3)
         for parameter, value in result[name]["parameters"].items():
-            is_option = parameter in options.PARAMETERS
-            option = f"--{parameter.replace('_', '-')}" if is_option else f"--set {parameter}=VALUE"
-            table.add_row(parameter, option, shown(json.dumps(value)))
+            table.add_row(parameter, option_of(parameter), shown(json.dumps(value)))
         screen.print(table)
         typer.echo(inspect.getdoc(known[name].calibrator_class))
 
@@ -251,9 +238,7 @@ def compress(
     [green]kcal compress model.kcal --size 0.1 --out small.kcal[/]
     """
     check_writable(out, MODELS, inputs=(model,))
-    from kcal.persistence import load_calibrator
-
-    calibrator: Any = load_calibrator(model)
+    calibrator: Any = kcal.persistence.load_calibrator(model)
     if not calibrator.tags.has_support:
         raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")
     small = calibrator.compress(
@@ -293,17 +278,14 @@ def export(
     """
     check_writable(out, (".onnx",), inputs=(model, data))
     import torch
-    from rich.filesize import decimal
 
-    from kcal.cli.data import read_for
     from kcal.deployment import TOLERANCE, HeadPredictor, metadata_of, write_onnx
-    from kcal.persistence import load_calibrator
 
-    calibrator: Any = load_calibrator(model)
+    calibrator: Any = kcal.persistence.load_calibrator(model)
     predictor = HeadPredictor(calibrator)
     rows = calibrator.example_inputs()
     if data is not None:
-        outputs = read_for(calibrator, data, {})
+        outputs = inputs.read_for(calibrator, data, {})
         kcal.predict_on(calibrator, outputs.select([0]))  # raises for columns that are not those of the model
         rows = vars(outputs)
     example = [torch.as_tensor(rows[name]).float() for name in predictor.names]

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -83,7 +83,9 @@ MaxLossIncrease = Annotated[Number, _main("X", "In place of a size: allowed rela
 MinClusterSize = Annotated[int, _main("N", "Smallest number of samples per mean. (default: 1)")]
 VerifyData = Annotated[File, _input_option("DATA", f"Rows to verify the file with. {DATA_FILE}")]
 Tolerance = Annotated[Number, _main("X", "Accepted difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
-Engine = Annotated[str, _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")]
+Engine = Annotated[
+    Literal["local", "ray"], _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")
+]
 Address = Annotated[Text, _main("HOST:PORT", "Head of the Ray cluster; local for a new one. (default: this machine's)")]
 Workers = Annotated[Integer, _main("N", "Worker processes on Ray. (default: as many as fit)", min=1)]
 Evidence = Annotated[bool, _main(None, "Add evidence: the share of calibration samples that have less.", "--evidence")]
@@ -164,25 +166,37 @@ MEASURING = {
 }
 
 Served = Annotated[Path, _input("MODEL", "A file that kcal fit wrote, or a folder of them.")]
-Network = Annotated[
-    File,
-    _input_option("FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)"),
-]
-Host = Annotated[str, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")]
-Port = Annotated[int, _main("N", "Port to listen at; 0 for any. (default: 8000)", "--port", "-p", min=0, max=65535)]
-GrpcPort = Annotated[Integer, _main("N", "Port of gRPC; none by default.", min=1, max=65535)]
-Tokens = Annotated[File, _input_option("FILE", "Tokens that clients must show; see kcal token.")]
-Store = Annotated[File, _main("FILE", "Calibration store of the feedback; a folder for a folder of models.")]
-CompleteStore = Annotated[
-    bool, _main(None, "The store is the whole calibration set; forget other samples.", "--complete-store")
-]
-MaxBatch = Annotated[int, _main("N", "Rows that are predicted together. (default: 256)", min=1, max=1_000_000)]
-MaxWait = Annotated[float, _main("MS", "Time that a batch waits for requests. (default: 2)", min=0, max=10_000)]
-MaxQueue = Annotated[int, _main("N", "Requests that may wait; more get status 503. (default: 1024)", min=1)]
-MaxBody = Annotated[
-    float, _main("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001, max=100_000)
-]
-Recent = Annotated[int, _main("N", "Predictions kept for feedback and dashboard. (default: 10,000)", min=1, max=10**7)]
+SERVICE = {
+    "network": Annotated[
+        File,
+        _input_option(
+            "FILE", "Network of the model, from network_to_onnx. (default: NAME.network.onnx beside NAME.kcal)"
+        ),
+    ],
+    "host": Annotated[Text, _main("ADDRESS", "Address to listen at. (default: 127.0.0.1)")],
+    "port": Annotated[
+        Integer, _main("N", "Port to listen at; 0 for any. (default: 8000)", "--port", "-p", min=0, max=65535)
+    ],
+    "grpc_port": Annotated[Integer, _main("N", "Port of gRPC; none by default.", min=1, max=65535)],
+    "tokens": Annotated[File, _input_option("FILE", "Tokens that clients must show; see kcal token.")],
+    "store": Annotated[File, _main("FILE", "Calibration store of the feedback; a folder for a folder of models.")],
+    "complete_store": Annotated[
+        bool, _main(None, "The store is the whole calibration set; forget other samples.", "--complete-store")
+    ],
+    "max_batch": Annotated[Integer, _main("N", "Rows predicted together. (default: 256)", min=1, max=1_000_000)],
+    "max_wait_ms": Annotated[
+        Number, _main("MS", "Time that a batch waits for requests. (default: 2)", min=0, max=10_000)
+    ],
+    "max_queue": Annotated[Integer, _main("N", "Requests that may wait; more get status 503. (default: 1024)", min=1)],
+    "max_body_mb": Annotated[
+        Number, _main("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001, max=100_000)
+    ],
+    "recent": Annotated[
+        Integer, _main("N", "Predictions kept for feedback and dashboard. (default: 10,000)", min=1, max=10**7)
+    ],
+    "quiet": Quiet,
+}
+"""Options of kcal serve; what is not given has the default of the service's settings."""
 TokenFile = Annotated[Path, _argument("FILE", "The token file.")]
 TokenName = Annotated[str, _main("NAME", "Whose token it is.")]
 TokenScopes = Annotated[list[str], _main("SCOPE", "predict, feedback, metrics or admin; repeatable.", "--scope")]

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import BadParameter
 
+import kcal
 from kcal.errors import InvalidInputError, printable
 
 
@@ -62,9 +63,7 @@ def finish(result: Result, *, quiet: bool, json_file: str | None) -> None:
     elif not quiet:
         result.show()
     if json_file not in (None, "-"):
-        from kcal.files import write_whole
-
-        write_whole(json_file, f"{text}\n".encode())
+        kcal.files.write_whole(json_file, f"{text}\n".encode())
 
 
 @contextmanager
@@ -92,31 +91,36 @@ def check_writable(
     """Raise early if a file could not be written later, or is also an input; ``option`` is how the user named it."""
     if path is None or str(path) == "-":
         return
-    from kcal.files import atomic_path
-
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes and not path.is_dir():
         raise BadParameter(f"{option} must end in {', '.join(suffixes)}; got {str(path)!r}.")
     for other in inputs:
         if other is not None and path.exists() and other.exists() and path.samefile(other):
             raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")
-    with suppress(_NothingToWriteError), atomic_path(path, name=option):
+    with suppress(_NothingToWriteError), kcal.files.atomic_path(path, name=option):
         raise _NothingToWriteError
+
+
+def make_folder(path: Path, option: str = "--out") -> Path:
+    """Make a folder, unless it is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidInputError(option, "must be a folder", got=f"{path}, which is or is in a file") from error
+    return path
 
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     """Write columns by name to a parquet or csv file; text that a spreadsheet program would run is marked as text."""
-    from kcal.embeddings.read import require_pyarrow
-    from kcal.files import atomic_path, with_mark
-
-    pyarrow = require_pyarrow()
+    pyarrow, with_mark = kcal.embeddings.read.require_pyarrow(), kcal.files.with_mark
     is_csv = path.suffix.lower() == ".csv"
 
     def cells(values: Any) -> Any:
         if not is_csv or values.dtype.kind not in "UO":
             return values
-        return [with_mark(cell) if isinstance(cell, str) else cell for cell in values.tolist()]
+        marked = [with_mark(cell) if isinstance(cell, str) else cell for cell in values.tolist()]
+        return pyarrow.array(marked, from_pandas=True)  # missing text is empty
 
     table = pyarrow.table({with_mark(name) if is_csv else name: cells(values) for name, values in columns.items()})
-    with atomic_path(path) as temporary:
+    with kcal.files.atomic_path(path) as temporary:
         (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+import typer
+from rich.filesize import decimal
+
 import kcal
+from kcal.cli import data as inputs
 from kcal.cli import options
 from kcal.cli.messages import check_options
-from kcal.cli.output import Result, check_writable, console, line, shown, shown_log, simple_table, write_table
+from kcal.cli.output import Result, check_writable, line, shown_log, write_table
+from kcal.errors import printable
 
 FORMATS = (".npz", ".npy", ".parquet", ".csv")
 FIGURES = (".png", ".pdf", ".svg")
@@ -47,7 +53,6 @@ def predict(
     """
     check_options(
         (not (data.exists() or has_magic(str(data))), f"DATA {str(data)!r} does not exist."),
-        (engine not in ("local", "ray"), f"--engine must be one of local, ray; got {engine!r}."),
         (engine != "ray" and (address or workers), "--address and --workers have no effect without --engine ray."),
     )
     if engine == "ray" or is_several(data):
@@ -56,17 +61,10 @@ def predict(
     unused = evidence and suffix == ".npy"
     check_options((unused, "--evidence has no effect: npy files have only probabilities. Use npz."))
     check_writable(out, FORMATS, inputs=(model, data))
-    from rich.filesize import decimal
-
-    from kcal.cli.data import read_for
-    from kcal.embeddings.read import TABLES, require_pyarrow
-    from kcal.persistence import load_calibrator
-
-    if suffix in TABLES:
-        require_pyarrow()
-    calibrator: Any = load_calibrator(model)
-    check_evidence(calibrator, evidence)
-    outputs = read_for(calibrator, data, shared, () if suffix == ".npy" else ("ids",))
+    if suffix in inputs.TABLES:
+        kcal.embeddings.read.require_pyarrow()
+    calibrator = load_predictor(model, evidence)
+    outputs = inputs.read_for(calibrator, data, shared, () if suffix == ".npy" else ("ids",))
     probs = kcal.predict_on(calibrator, outputs)
     shares = calibrator.evidence(outputs.matrix(calibrator.inputs)) if evidence else None
     write_predictions(out, probs, calibrator.classes_, outputs, shares)
@@ -74,10 +72,12 @@ def predict(
     return line(text, file=out, n_rows=len(probs), classes=calibrator.classes_.tolist())
 
 
-def check_evidence(calibrator: Any, evidence: bool) -> None:
-    """Raise if a model has no evidence to add."""
+def load_predictor(model: Path, evidence: bool) -> Any:
+    """Load a model; raise if it has no evidence to add."""
+    calibrator = kcal.persistence.load_calibrator(model)
     if evidence and not calibrator.tags.has_evidence:
         raise kcal.InvalidInputError("--evidence", "needs a kcal model", got=f"one of method {calibrator.method}")
+    return calibrator
 
 
 def write_predictions(path: Path, probs: Any, classes: Any, outputs: Any, evidence: Any) -> None:
@@ -85,15 +85,14 @@ def write_predictions(path: Path, probs: Any, classes: Any, outputs: Any, eviden
     import numpy as np
 
     from kcal.distributed.tables import prediction_columns
-    from kcal.files import atomic_path, write_arrays
 
     suffix = path.suffix.lower()
     if suffix == ".npz":
         arrays = {"ids": outputs.ids, "prediction": classes[probs.argmax(axis=1)], "probabilities": probs}
         arrays |= {"classes": classes, "evidence": evidence}
-        write_arrays(path, {name: values for name, values in arrays.items() if values is not None})
+        kcal.files.write_arrays(path, {name: values for name, values in arrays.items() if values is not None})
     elif suffix == ".npy":
-        with atomic_path(path) as temporary, temporary.open("wb") as file:
+        with kcal.files.atomic_path(path) as temporary, temporary.open("wb") as file:
             np.save(file, probs, allow_pickle=False)
     else:
         (id_column,) = outputs.columns.get("ids", ("id",))
@@ -117,21 +116,18 @@ def predict_files(
     shared: Mapping[str, Any],
 ) -> Result:
     """Run ``kcal predict`` on several parquet files, part by part; ``workers`` are their number and address."""
-    from kcal.cli.data import check_unused, parts_to_predict
     from kcal.distributed import Columns, Workers
     from kcal.distributed import predict as predict_parts
     from kcal.distributed.engine import require_ray
     from kcal.distributed.tables import InputFile, find_files
     from kcal.embeddings.read import match_columns, require_pyarrow
-    from kcal.persistence import load_calibrator
 
     (require_ray if engine == "ray" else require_pyarrow)()
-    calibrator = load_calibrator(model)
-    check_evidence(calibrator, evidence)
+    calibrator = load_predictor(model, evidence)
     files = find_files(data)
     available = list(InputFile.read(files[0]).columns)
-    needs = parts_to_predict(calibrator)
-    check_unused(shared, {*needs, "ids"})
+    needs = inputs.parts_to_predict(calibrator)
+    inputs.check_unused(shared, {*needs, "ids"})
     ids = next(iter(match_columns("ids", shared["ids"] or "ids", available)), None)
     columns = []
     for part, fitted in needs.items():
@@ -156,11 +152,9 @@ def predict_files(
 
 def in_order(columns: tuple[str, ...], name: str, fitted: Sequence[str], calibrator: Any) -> tuple[str, ...]:
     """Return columns in the order of those that a model was fitted on or, where they are named so, of its classes."""
-    from kcal.cli.data import positions
-    from kcal.embeddings.read import class_names
-
-    by_class = positions(class_names(columns, name), calibrator.classes_.tolist())
-    order = positions(columns, fitted) or by_class or range(len(columns))
+    named = kcal.embeddings.read.class_names(columns, name)
+    by_class = inputs.positions(named, calibrator.classes_.tolist())
+    order = inputs.positions(columns, fitted) or by_class or range(len(columns))
     return tuple(columns[place] for place in order)
 
 
@@ -193,59 +187,56 @@ def explain(
     check_writable(csv, (".csv",), inputs=(model, data), option="--csv")
     check_writable(plot, FIGURES, inputs=(model, data), option="--plot")
 
-    from kcal.cli.data import read_for
-    from kcal.embeddings.read import require_pyarrow
-    from kcal.persistence import load_calibrator
-
     if csv is not None:
-        require_pyarrow()
+        kcal.embeddings.read.require_pyarrow()
     if plot is not None:
         from kcal import plots
-    calibrator: Any = load_calibrator(model)
+    calibrator: Any = kcal.persistence.load_calibrator(model)
     if not calibrator.tags.has_explanations:
         got = f"{model}, of method {calibrator.method}"
         remedy = "Fit kcal, kcal-logits or kcal-blend."
         raise kcal.InvalidInputError("MODEL", "must predict from calibration samples", got=got, remedy=remedy)
-    outputs = read_for(calibrator, data, shared, ("ids",))
+    outputs = inputs.read_for(calibrator, data, shared, ("ids",))
     rows = chosen_rows(outputs, data, row, id_)
     outputs = outputs.select(rows)
-    names = outputs.ids
     beside = {"logits": outputs.logits} if calibrator.inputs == "both" and calibrator.tags.needs_logits else {}
     explanation = calibrator.explain(outputs.matrix(calibrator.inputs), k, **beside)
     explanation = replace(explanation, numbers=rows)
-    titles = [f"row {number}" + ("" if names is None else f", {names[place]}") for place, number in enumerate(rows)]
+    names = {} if outputs.ids is None else dict(zip(rows.tolist(), outputs.ids.tolist(), strict=True))
     if csv is not None:
         frame = explanation.to_frame()
-        if names is not None:
-            frame.insert(1, "row_id", frame["row"].map(dict(zip(rows.tolist(), names, strict=True))))
+        if names:
+            frame.insert(1, "row_id", frame["row"].map(names))
         write_table(csv, {name: frame[name].to_numpy() for name in frame})
     if plot is not None:
-        from kcal.files import atomic_path
-        from kcal.plots.style import wrap_label
-
-        axes = plots.explanation(explanation, 0, title=wrap_label(f"{titles[0]}: {explanation.predictions[0]}"))
-        with atomic_path(plot) as temporary:
+        title = f"{explanation.heading()}, {names[rows[0]]}" if names else explanation.heading()
+        axes = plots.explanation(explanation, 0, title=plots.style.wrap_label(title))
+        with kcal.files.atomic_path(plot) as temporary:
             figure: Any = axes.get_figure(root=True)
             figure.savefig(temporary, format=plot.suffix[1:].lower(), dpi=150)
     entries = explanation.to_dict()
-    if names is not None:
-        entries = [{"row": e.pop("row"), "id": name, **e} for e, name in zip(entries, names.tolist(), strict=True)]
-    return Result(entries, lambda: show_explanation(explanation, titles))
+    if names:
+        entries = [{"row": row, "id": names[row]} | entry for row, entry in zip(rows.tolist(), entries, strict=True)]
+
+    def show() -> None:
+        for one in itertools.islice(explanation, SHOWN_ROWS):
+            name = names.get(one.numbers.item())
+            typer.echo(f"{one}\n" if name is None else f"{printable(name)}, {one}\n")
+        if len(rows) > SHOWN_ROWS:
+            typer.echo(f"and {len(rows) - SHOWN_ROWS:,} more; --csv FILE and --json FILE have all, --row N shows one.")
+
+    return Result(entries, show)
 
 
 def chosen_rows(outputs: Any, path: Path, rows: Sequence[int] | None, ids: Sequence[str] | None) -> Any:
     """Return the rows that the user chose by number or by id, in this order; all rows without a choice."""
     import numpy as np
 
-    from kcal.cli.data import n_rows
-
-    if rows:
-        last = n_rows(outputs) - 1
-        if max(rows) > last:
-            raise kcal.InvalidInputError("--row", f"must be a row of {path}, 0 to {last:,}", got=f"{max(rows):,}")
-        return np.array(rows)
+    last = inputs.n_rows(outputs) - 1
+    if rows and max(rows) > last:
+        raise kcal.InvalidInputError("--row", f"must be a row of {path}, 0 to {last:,}", got=f"{max(rows):,}")
     if not ids:
-        return np.arange(n_rows(outputs))
+        return np.array(rows or range(last + 1))
     if outputs.ids is None:
         raise kcal.InvalidInputError("--id", f"needs ids, and {path} has none", remedy="Name them with --ids.")
     places = [np.flatnonzero(outputs.ids.astype(str) == name) for name in ids]
@@ -254,18 +245,3 @@ def chosen_rows(outputs: Any, path: Path, rows: Sequence[int] | None, ids: Seque
             got = f"{name!r}, which it has {len(found):,} times"
             raise kcal.InvalidInputError("--id", f"must be an id that {path} has once", got=got)
     return np.concatenate(places)
-
-
-def show_explanation(explanation: Any, titles: Sequence[str]) -> None:
-    """Print the tables of the first rows."""
-    screen = console()
-    for place, title in enumerate(titles[:SHOWN_ROWS]):
-        screen.print(f"[bold]{shown(title)}[/]: {shown(explanation.predictions[place])}", soft_wrap=True)
-        for lines, n_texts in ((explanation.cells(place), 2), (explanation.log_odds_cells(place), 1)):
-            if lines:
-                table = simple_table(*map(shown, lines[0]), n_texts=n_texts)
-                for cells in lines[1:]:
-                    table.add_row(*map(shown, cells), style="bold" if cells is lines[-1] else None)
-                screen.print(table)
-    if len(titles) > SHOWN_ROWS:
-        screen.print(f"and {len(titles) - SHOWN_ROWS:,} more; --csv FILE and --json FILE have all, --row N shows one.")

@@ -11,22 +11,8 @@ from kcal.cli import options
 from kcal.cli.output import Result, console, line, shown
 
 
-def serve(
-    model: options.Served,
-    network: options.Network = None,
-    host: options.Host = "127.0.0.1",
-    port: options.Port = 8000,
-    grpc_port: options.GrpcPort = None,
-    tokens: options.Tokens = None,
-    store: options.Store = None,
-    complete_store: options.CompleteStore = False,
-    max_batch: options.MaxBatch = 256,
-    max_wait_ms: options.MaxWait = 2.0,
-    max_queue: options.MaxQueue = 1024,
-    max_body_mb: options.MaxBody = 64.0,
-    recent: options.Recent = 10_000,
-    quiet: options.Quiet = False,
-) -> None:
+@options.takes(options.SERVICE)
+def serve(model: options.Served, **shared: options.Shared) -> None:
     """Serve a model, or a folder of models: Open Inference Protocol v2 over HTTP and gRPC, feedback and a dashboard.
 
     A folder holds NAME.kcal of each model. A model takes embeddings and logits; with [cyan]--network[/], or
@@ -43,7 +29,7 @@ def serve(
     """
     from kcal.errors import MissingExtraError
 
-    packages = {"grpc": "grpc"} if grpc_port is not None else {}
+    packages = {"grpc": "grpc"} if shared["grpc_port"] is not None else {}
     packages |= dict.fromkeys(("fastapi", "jinja2", "prometheus_client", "uvicorn"), "serve")
     for name, extra in packages.items():
         if find_spec(name) is None:
@@ -57,24 +43,18 @@ def serve(
         gc.freeze()  # later collections pass over what was imported
         gc.enable()
 
-    settings = Settings(
-        model,
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        network=network,
-        store=store,
-        store_is_complete=complete_store,
-        tokens=tokens,
-        max_batch=max_batch,
-        max_wait=max_wait_ms / 1000,
-        max_queue=max_queue,
-        max_body=int(max_body_mb * 2**20),
-        recent=recent,
-    )
-    app.serve(
-        settings, None if quiet else lambda address: console().print(shown(f"{model} at {address}"), soft_wrap=True)
-    )
+    quiet = shared.pop("quiet")
+    given = {name: value for name, value in shared.items() if value is not None}
+    if "max_wait_ms" in given:
+        given["max_wait"] = given.pop("max_wait_ms") / 1000
+    if "max_body_mb" in given:
+        given["max_body"] = int(given.pop("max_body_mb") * 2**20)
+    settings = Settings(model, store_is_complete=given.pop("complete_store"), **given)
+
+    def show(address: str) -> None:
+        console().print(shown(f"{model} at {address}"), soft_wrap=True)
+
+    app.serve(settings, None if quiet else show)
 
 
 @options.takes(options.OUTPUT)

@@ -1,12 +1,9 @@
 """A small convolutional network for grey images of 28 x 28 pixels."""
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
-
-from kcal.errors import InvalidInputError
-from kcal.validation import shown
 
 IMAGE_SHAPE: Final = (1, 28, 28)
 EMBEDDING_DIMENSION: Final = 64
@@ -32,7 +29,6 @@ class SmallCNN(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the embeddings, (n, 64), of images (n, 1, 28, 28) with values from 0 to 1."""
-        check_images(images)
         return torch.relu(self.hidden(self.features(images)))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -49,13 +45,3 @@ def halving_convolution(n_inputs: int, n_outputs: int) -> nn.Sequential:
         nn.BatchNorm2d(n_outputs),
         nn.ReLU(inplace=True),
     )
-
-
-def check_images(images: Any) -> None:
-    """Raise if ``images`` is not a batch of floating-point images of one channel and 28 x 28 pixels."""
-    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != IMAGE_SHAPE:
-        remedy = "images[:, None] adds the channel to grey images."
-        raise InvalidInputError("images", "must be a tensor of shape (n, 1, 28, 28)", got=shown(images), remedy=remedy)
-    if not images.is_floating_point():
-        remedy = "Pass images.float() / 255 for bytes."
-        raise InvalidInputError("images", "must be floating point, from 0 to 1", got=str(images.dtype), remedy=remedy)

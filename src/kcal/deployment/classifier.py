@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
@@ -449,7 +449,10 @@ class CalibratedClassifier(nn.Module):
 def network_inputs(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Return the inputs of a call as those of a batch; raise if they are arrays, or without a sample."""
     if positional and named:
-        positional, named = (), _by_name(network, positional, named)
+        by_name = signature(network.forward).bind_partial(*positional).arguments
+        if repeated := by_name.keys() & named.keys():
+            raise InvalidInputError("inputs", "must be given once each", got=f"{min(repeated)} twice")
+        positional, named = (), by_name | named
     arrays = [part for part in (*positional, *named.values()) if isinstance(part, np.ndarray)]
     if arrays:
         remedy = "Convert it with torch.from_numpy, or call predict_proba."
@@ -458,16 +461,6 @@ def network_inputs(network: nn.Module, positional: tuple[Any, ...], named: dict[
     if not torch.compiler.is_compiling() and count_rows(inputs) == 0:
         raise InvalidInputError("inputs", "must hold at least one sample", got="none")
     return inputs
-
-
-def _by_name(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Return all inputs of a call as keyword arguments of a network."""
-    parameters = signature(network.forward).parameters.values()
-    names = [entry.name for entry in parameters if entry.kind is Parameter.POSITIONAL_OR_KEYWORD][: len(positional)]
-    if len(names) < len(positional) or set(names) & set(named):
-        got = f"{len(positional)} positional arguments, and {', '.join(named)}"
-        raise InvalidInputError("inputs", "must be arguments of the network, each once", got=got)
-    return dict(zip(names, positional, strict=True)) | named
 
 
 def batches_of(inputs: Any, labels: Any = None) -> list[Any]:

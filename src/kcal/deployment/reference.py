@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from types import NoneType
 from typing import Any
 
 import torch
@@ -17,13 +16,6 @@ from kcal.errors import FileFormatError, InvalidInputError
 
 FUNCTION = "function"
 """Marks a head that is a function."""
-FIELDS: dict[str, tuple[type, ...]] = {
-    "name": (str,),
-    "logits_key": (str, int, NoneType),
-    "call_index": (int,),
-    "gives_logits": (bool,),
-}
-"""Types of the fields of a stored head."""
 COMPARED_ROWS = 32
 LOGIT_ERROR = 0.05
 """Error of logits, relative to the largest, that half precision and autocast may have."""
@@ -45,18 +37,17 @@ def head_reference(head: Head | None) -> dict[str, Any] | str | None:
     return None if head is None or isinstance(head, OutputHead) else FUNCTION
 
 
-def head_from_reference(stored: dict[str, Any] | str | None) -> LayerHead | None:
+def head_from_reference(stored: Any) -> LayerHead | None:
     """Return the head that :func:`head_reference` described; raise if it was a function."""
     if stored is None:
         return None
     if stored == FUNCTION:
         expected = "must be given again: it is a function, of which nothing is stored"
         raise InvalidInputError("head", expected, got="None", remedy="Pass head= to CalibratedClassifier.")
-    if not isinstance(stored, dict) or set(stored) != set(FIELDS):
-        raise FileFormatError("the stored head is damaged.")
-    if any(not isinstance(stored[name], kinds) for name, kinds in FIELDS.items()):
-        raise FileFormatError("the stored head is damaged.")
-    return LayerHead(**stored)
+    match stored:
+        case {"name": str(), "logits_key": str() | int() | None, "call_index": int(), "gives_logits": bool()}:
+            return LayerHead(**stored)
+    raise FileFormatError("the stored head is damaged.")
 
 
 def check_state(network: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:

@@ -68,12 +68,10 @@ def connect(address: str | None = None, **options: Any) -> Any:
     return ray
 
 
-def count_workers(ray: Any, *, num_cpus: float, num_gpus: float = 0.0, free_cpus: float = 0.0) -> int:
-    """Return how many workers of such needs the cluster has room for beside ``free_cpus`` cores, at least one."""
-    resources = ray.cluster_resources()
-    available = {"CPU": resources.get("CPU", 0.0) - free_cpus, "GPU": resources.get("GPU", 0.0)}
-    counts = [int(available[kind] / need) for kind, need in (("CPU", num_cpus), ("GPU", num_gpus)) if need > 0]
-    return max(min(counts, default=1), 1)
+def count_workers(ray: Any, *, num_cpus: float, num_gpus: float = 0.0) -> int:
+    """Return how many workers of such needs the cluster has room for, at least one."""
+    resources, needs = ray.cluster_resources(), {"CPU": num_cpus, "GPU": num_gpus}
+    return max(1, min((int(resources.get(kind, 0.0) / need) for kind, need in needs.items() if need), default=1))
 
 
 def run_tasks(

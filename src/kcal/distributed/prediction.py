@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ BLOCK_ROWS = 16_384
 """Rows that a calibrator gets at once: a multiple of the blocks in which projections and kernel sums are computed."""
 NETWORK_ROWS = 256
 """Rows that a network gets at once."""
-MANIFEST, LOCK, SPOOLED = "_manifest.json", "_run.lock", "_rows"
-"""Manifest, lock and folder for the rows of a Dataset: readers of partitioned parquet skip a leading underscore."""
+MANIFEST, LOCK = "_manifest.json", "_run.lock"
+"""Manifest and lock of a folder: readers of partitioned parquet skip a leading underscore."""
 TEMPORARY = f".{'[0-9a-f]' * 16}.parquet"
 """Names of parts that are being written, as :func:`kcal.files.atomic_path` makes them."""
 
@@ -70,15 +71,12 @@ class Workers:
     def __post_init__(self) -> None:
         checked_parameters(self)
 
-    def needs(self, ray: Any, model: Model, *, free_cpus: float = 0.0) -> tuple[int, dict[str, float]]:
-        """Return how many workers there are beside ``free_cpus`` cores, and the needs of each."""
-        resources = ray.cluster_resources()
-        num_cpus = min(self.num_cpus, max(resources.get("CPU", 0.0) - free_cpus, 0.0))
-        num_gpus = self.num_gpus
+    def needs(self, ray: Any, model: Model) -> dict[str, float]:
+        """Return what each process needs."""
+        resources, num_gpus = ray.cluster_resources(), self.num_gpus
         if num_gpus is None:
             num_gpus = float(isinstance(model, CalibratedClassifier) and resources.get("GPU", 0) >= 1)
-        room = count_workers(ray, num_cpus=num_cpus, num_gpus=num_gpus, free_cpus=free_cpus)
-        return self.count or room, {"num_cpus": num_cpus, "num_gpus": num_gpus}
+        return {"num_cpus": min(self.num_cpus, resources.get("CPU", 0.0)), "num_gpus": num_gpus}
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,6 @@ def predict(
     out: Any = None,
     *,
     columns: Columns | None = None,
-    logits: Sequence[str] = (),
     evidence: bool = False,
     engine: str = "ray",
     workers: Workers = Workers(),  # noqa: B008 (frozen)
@@ -120,18 +117,15 @@ def predict(
     Parameters
     ----------
     data : path, pattern, folder, sequence of them, or ray.data.Dataset
-        Parquet files, in a file system that all machines share. The rows of a Dataset are first written to the output
-        folder and removed at the end; without ``out``, a lazy Dataset of predictions is returned, whose last bits may
-        depend on Ray's batches.
+        Parquet files, in a file system that all machines share. Of a Dataset, without ``out``, a lazy Dataset of
+        predictions is returned, whose last bits may depend on Ray's batches.
     model : Calibrator, CalibratedClassifier or path
         A fitted model, or the file of a calibrator.
     out : path, optional
-        Folder of the predictions.
+        Folder of the predictions for files.
     columns : Columns, optional
         What the model takes. By default the columns that it was fitted on or, if it was fitted on arrays, all columns
-        except ``logits``, label, group, weight and id.
-    logits : sequence of str
-        Columns of logits beside embeddings, in the order of the classes, where ``columns`` is left out.
+        except label, group, weight and id.
     evidence : bool
         Add the column ``evidence`` (methods with evidence).
     engine : "ray" or "local"
@@ -150,44 +144,32 @@ def predict(
     Predictions or ray.data.Dataset
     """
     check_choice(engine, "engine", ENGINES)
-    fitted = _check_model(model)
-    calibrator = _calibrator_of(fitted)
-    if evidence and not calibrator.tags.has_evidence:
-        raise InvalidInputError("evidence", f"needs a kcal model; this one is of method {calibrator.method}")
-    default_rows = NETWORK_ROWS if isinstance(fitted, CalibratedClassifier) else BLOCK_ROWS
-    rows = default_rows if rows_at_once is None else rows_at_once
-    check_integer(rows, "rows_at_once", minimum=1, maximum=10**9)
     check_integer(part_rows, "part_rows", minimum=1, maximum=10**9)
-
-    def scorer_for(names: Sequence[str]) -> Scorer:
-        known = [str(name) for name in vars(calibrator).get("feature_names_in_", ())]
-        return Scorer(fitted, columns or default_columns(names, known, logits), rows, evidence)
-
-    is_dataset = hasattr(data, "map_batches")
-    if is_dataset and out is None:
-        return _lazy_predictions(data, scorer_for(data.schema().names), workers)
+    scorer = Scorer.of(model, columns, rows_at_once, evidence)
+    if hasattr(data, "map_batches"):
+        if out is not None:
+            remedy = "Write its rows with data.write_parquet(folder), and pass that folder as data."
+            raise InvalidInputError("out", "must be left out for a ray.data.Dataset", got=str(out), remedy=remedy)
+        return _lazy_predictions(data, scorer.for_table(data.schema().names), workers)
     folder = None if out is None else check_path(out, "out").resolve()
     if folder is None or (folder.exists() and not folder.is_dir()):
         raise InvalidInputError("out", "must be a folder, new or of a run that was stopped", got=str(out))
     if engine == "ray":
         connect(workers.address)  # before anything is written
-    files = [InputFile.read(path) for path in find_files(_spool(data, folder) if is_dataset else data)]
-    scorer = scorer_for(list(files[0].columns))
+    files = [InputFile.read(path) for path in find_files(data)]
+    scorer = scorer.for_table(list(files[0].columns))
     for file in files:
-        scorer.columns.check(list(file.columns), file.path)
-        ids = scorer.columns.ids
-        if ids is not None and file.columns[ids] != files[0].columns[ids]:
-            expected = f"must have ids of the type of those in {files[0].path}, {files[0].columns[ids]}"
-            raise InvalidInputError(file.path, expected, got=file.columns[ids])
-    settings = hashlib.sha256(repr((_digest(fitted), scorer.columns, evidence, rows, part_rows)).encode())
-    parts = [part for file in files for part in file.parts(part_rows, rows, settings.hexdigest()[:8])]
+        scorer.columns.check(file.columns, file.path, like=files[0].columns)
+    parts = [part for file in files for part in file.parts(part_rows, scorer.rows, scorer.digest(part_rows))]
     folder.mkdir(parents=True, exist_ok=True)
     with locked_folder(folder, LOCK):
         _check_folder(folder, parts)
         _remove_leftovers(folder)
         missing = _missing(folder, parts)
-        run = _on_ray if engine == "ray" else _in_this_process
-        _collect(run(missing, scorer, folder, workers) if missing else (), len(missing), progress)
+        if engine == "ray" and missing:
+            _collect(_on_ray(missing, scorer, folder, workers), len(missing), progress)
+        else:
+            _collect((scorer.write(part, folder) for part in missing), len(missing), progress)
         if lost := _missing(folder, parts):
             problem = f"{folder / lost[0].name} was written, but is not there"
             raise FileFormatError(f"{problem}: all machines must share the folder, and nobody may remove its files.")
@@ -195,7 +177,6 @@ def predict(
         listed = [{"file": part.path, "first_row": part.start, "rows": len(part), "name": part.name} for part in parts]
         content = {"rows": sum(map(len, parts)), "parts": listed}
         write_whole(folder / MANIFEST, json.dumps(content, indent=1).encode())
-    shutil.rmtree(folder / SPOOLED, ignore_errors=True)
     return Predictions(folder, sum(map(len, parts)), len(parts), len(missing))
 
 
@@ -208,31 +189,6 @@ def _collect(finished: Iterable[frozenset[tuple[str, str]]], total: int, progres
                 warn(text, getattr(errors, name))
             issued |= warned
             advance("")
-
-
-def _check_model(model: Any) -> Model:
-    """Return a fitted calibrator or a classifier with one; a path is that of a saved calibrator."""
-    if isinstance(model, CalibratedClassifier | Calibrator):
-        _ = model.classes_  # raises if it is not fitted
-        return model
-    if isinstance(model, str | Path):
-        return load_calibrator(model)
-    raise InvalidInputError("model", "must be a calibrator, a CalibratedClassifier or a file", got=shown(model))
-
-
-def _calibrator_of(model: Model) -> Calibrator:
-    if isinstance(model, CalibratedClassifier):
-        assert model.calibrator is not None
-        return model.calibrator
-    return model
-
-
-def _digest(model: Model) -> str:
-    """Return a hash of everything that predictions depend on."""
-    digest = hashlib.sha256(to_bytes(_calibrator_of(model)))
-    if isinstance(model, CalibratedClassifier):
-        digest.update(checksum(model.network).encode())
-    return digest.hexdigest()[:16]
 
 
 def _check_folder(folder: Path, parts: Sequence[Part]) -> None:
@@ -261,27 +217,53 @@ class Scorer:
     """A model with the columns that it takes; ``rows`` are those that it gets at once."""
 
     model: Model
-    columns: Columns
-    rows: int = BLOCK_ROWS
-    evidence: bool = False
+    columns: Any  # Columns, or None before a table is known
+    rows: int
+    evidence: bool
 
-    def to(self, device: str) -> None:
-        """Move the model to a device, where it can run on one."""
-        if hasattr(self.model, "to"):
-            self.model.to(device)
+    @classmethod
+    def of(cls, model: Any, columns: Columns | None, rows: int | None, evidence: bool) -> Scorer:
+        """Return the scorer of a fitted model, or of a calibrator's file."""
+        fitted = load_calibrator(model) if isinstance(model, str | Path) else model
+        if not isinstance(fitted, CalibratedClassifier | Calibrator):
+            raise InvalidInputError("model", "must be a calibrator, a CalibratedClassifier or a file", got=shown(model))
+        _ = fitted.classes_  # raises if it is not fitted
+        if rows is None:
+            rows = NETWORK_ROWS if isinstance(fitted, CalibratedClassifier) else BLOCK_ROWS
+        check_integer(rows, "rows_at_once", minimum=1, maximum=10**9)
+        scorer = cls(fitted, columns, rows, evidence)
+        if evidence and not scorer.calibrator.tags.has_evidence:
+            problem = f"needs a kcal model; this one is of method {scorer.calibrator.method}"
+            raise InvalidInputError("evidence", problem)
+        return scorer
+
+    @property
+    def calibrator(self) -> Any:
+        """The model itself, or the calibrator of a classifier."""
+        return self.model.calibrator if isinstance(self.model, CalibratedClassifier) else self.model
+
+    def for_table(self, names: Sequence[str]) -> Scorer:
+        """Return the scorer with the columns of tables of these names."""
+        fitted = [str(name) for name in vars(self.calibrator).get("feature_names_in_", ())]
+        return replace(self, columns=self.columns or default_columns(names, fitted))
+
+    def digest(self, part_rows: int) -> str:
+        """Return a short hash of everything that predictions and their parts depend on."""
+        digest = hashlib.sha256(to_bytes(self.calibrator))
+        if isinstance(self.model, CalibratedClassifier):
+            digest.update(checksum(self.model.network).encode())
+        digest.update(repr((self.columns, self.evidence, self.rows, part_rows)).encode())
+        return digest.hexdigest()[:16]
 
     def table(self, rows: Any) -> Any:
         """Return the predictions for the rows of a table, of pyarrow."""
         import pyarrow
 
-        outputs = self._outputs(rows)
-        calibrator = _calibrator_of(self.model)
+        outputs, calibrator = self._outputs(rows), self.calibrator
         probs = np.asarray(predict_on(calibrator, outputs))
         evidence = np.asarray(calibrator.evidence(outputs.matrix(calibrator.inputs))) if self.evidence else None
-        ids = None if self.columns.ids is None else rows.column(self.columns.ids)
-        id_column = self.columns.id_name
-        columns = prediction_columns(probs, self.model.classes_, ids=ids, id_column=id_column, evidence=evidence)
-        return pyarrow.table(columns)
+        ids, name = None if self.columns.ids is None else rows.column(self.columns.ids), self.columns.id_name
+        return pyarrow.table(prediction_columns(probs, self.model.classes_, ids=ids, id_column=name, evidence=evidence))
 
     def write(self, part: Part, folder: Path) -> frozenset[tuple[str, str]]:
         """Write the predictions of a part, unless they are there; return the warnings, each by its class and text."""
@@ -301,15 +283,11 @@ class Scorer:
     def _write_blocks(self, part: Part, path: Path) -> None:
         from pyarrow.parquet import ParquetWriter
 
-        writer = None
-        try:
-            for block in part.blocks(self.columns.names, self.rows):
-                scored = self.table(block)
-                writer = writer or ParquetWriter(path, scored.schema)
-                writer.write_table(scored)
-        finally:
-            if writer is not None:
-                writer.close()
+        tables = map(self.table, part.blocks(self.columns.names, self.rows))
+        first = next(tables)
+        with ParquetWriter(path, first.schema) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
 
     def _outputs(self, rows: Any) -> ClassifierOutputs:
         features = matrix_of(rows, self.columns.features)
@@ -322,61 +300,45 @@ class Scorer:
         return ClassifierOutputs(features, matrix_of(rows, self.columns.logits) if self.columns.logits else None)
 
 
-def _in_this_process(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Any]:
-    return (scorer.write(part, folder) for part in parts)
-
-
 def _on_ray(parts: Sequence[Part], scorer: Scorer, folder: Path, workers: Workers) -> Iterator[Any]:
-    """Yield the warnings of parts as tasks finish them."""
+    """Return the warnings of parts as tasks finish them."""
     ray = connect(workers.address)
-    count, needs = workers.needs(ray, scorer.model)
-    model, on_gpu = ray.put(scorer), needs["num_gpus"] > 0
-    return run_tasks(ray, write_part, ((model, part, folder, on_gpu) for part in parts), at_once=count, **needs)
-
-
-def write_part(scorer: Scorer, part: Part, folder: Path, on_gpu: bool) -> Any:
-    """Write the predictions of a part in a worker."""
-    if on_gpu:
-        scorer.to("cuda")
-    return scorer.write(part, folder)
+    needs, reference = workers.needs(ray, scorer.model), ray.put(scorer)
+    calls = (([reference], needs["num_gpus"] > 0, part, folder) for part in parts)
+    return run_tasks(ray, write_part, calls, at_once=workers.count or count_workers(ray, **needs), **needs)
 
 
 def _lazy_predictions(dataset: Any, scorer: Scorer, workers: Workers) -> Any:
-    """Return the lazy data set of predictions; one core stays free for the tasks before, which Ray must start too."""
+    """Return the lazy data set of predictions."""
     ray = connect(workers.address)
-    count, needs = workers.needs(ray, scorer.model, free_cpus=1.0)
+    needs = workers.needs(ray, scorer.model)
     return dataset.map_batches(
-        BatchWorker,
+        score_batch,
         batch_size=scorer.rows,
         batch_format="pyarrow",
-        fn_constructor_args=(ray.put(scorer), needs["num_gpus"] > 0),
-        concurrency=(1, count),
+        fn_args=([ray.put(scorer)], needs["num_gpus"] > 0),
+        concurrency=workers.count,
         num_cpus=needs["num_cpus"],
         num_gpus=needs["num_gpus"] or None,
     )
 
 
-class BatchWorker:
-    """An actor that holds a model and returns the predictions of the rows that it is given."""
-
-    def __init__(self, scorer: Any, on_gpu: bool) -> None:
-        import ray
-
-        self.scorer: Scorer = ray.get(scorer)
-        if on_gpu:
-            self.scorer.to("cuda")
-
-    def __call__(self, batch: Any) -> Any:
-        """Return the predictions for a table."""
-        return self.scorer.table(batch)
+def write_part(reference: Sequence[Any], on_gpu: bool, part: Part, folder: Path) -> Any:
+    """Write the predictions of a part, in a task."""
+    return _in_worker(reference[0], on_gpu).write(part, folder)
 
 
-def _spool(dataset: Any, folder: Path) -> Path:
-    """Write the rows of a data set below the output folder, unless an earlier run has; return where."""
-    spooled = folder / SPOOLED
-    if not spooled.exists():
-        unfinished = folder / f"{SPOOLED}_unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        dataset.write_parquet(str(unfinished))
-        unfinished.rename(spooled)
-    return spooled
+def score_batch(rows: Any, reference: Sequence[Any], on_gpu: bool) -> Any:
+    """Return the predictions for the rows of a Dataset, in a task."""
+    return _in_worker(reference[0], on_gpu).table(rows)
+
+
+@lru_cache(maxsize=1)
+def _in_worker(reference: Any, on_gpu: bool) -> Scorer:
+    """Return the scorer in a process of Ray, which loads it once, and moves its model to the GPU of the process."""
+    import ray
+
+    scorer: Scorer = ray.get(reference)
+    if on_gpu and (isinstance(scorer.model, CalibratedClassifier) or scorer.model.tags.has_support):
+        scorer.model.to("cuda")
+    return scorer

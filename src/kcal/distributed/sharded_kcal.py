@@ -159,7 +159,8 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             dataset = pyarrow.dataset.dataset(paths, format="parquet")
         others = [name for name in (label, weight, group) if name is not None]
         names = tuple(features or (name for name in dataset.schema.names if name not in {*NOT_FEATURES, *others}))
-        Columns((*names, *others)).check(dataset.schema.names, ", ".join(paths))
+        types = dict.fromkeys(dataset.schema.names, "")
+        Columns((*names, *others)).check(types, ", ".join(paths), like=types)
         table = dataset.to_table(columns=others)
         for name in others:
             if n_missing := table.column(name).null_count:
@@ -193,11 +194,13 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._projection = frozen_copy(untrained, first[:1])
         keeps_lengths = ignores_length(self._projection, first)
         self.n_features_in_, self._dtype = first.shape[1], first.dtype
-        places = cut(samples.support.codes.numpy(), self._count())
-        contents = [samples.content(place, loader, self._projection, keeps_lengths) for place in places]
-        self.shard_sizes_ = tuple(len(content.codes) for content in contents)
+        ray = connect(self.address)
+        n_shards = min(self.n_shards or count_workers(ray, num_cpus=self.num_cpus), len(codes))
+        ends = np.linspace(0, len(codes), n_shards + 1).astype(int).tolist()
+        parts = [samples.shard(slice(*ends), loader, self._projection, keeps_lengths) for ends in pairwise(ends)]
+        self.shard_sizes_ = tuple(len(part.codes) for part in parts)
         self.support_size_ = len(codes)
-        self._support = start_shards(connect(self.address), contents, len(self.classes_), num_cpus=self.num_cpus)
+        self._support = ShardedSupport.start(ray, parts, len(self.classes_), num_cpus=self.num_cpus)
         self._references = samples.references()
         self._log_weight = torch.tensor(samples.support.log_total_weight, dtype=torch.float64)
         self._reference: tuple[torch.Tensor, torch.Tensor | None] | None = None  # densities, lengths
@@ -281,9 +284,6 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for actor in self._support.actors:
             ray.kill(actor)
 
-    def _count(self) -> int:
-        return self.n_shards or count_workers(connect(self.address), num_cpus=self.num_cpus)
-
     def _check_parameters(self) -> None:
         checked_parameters(self)
         get_kernel(self.kernel)
@@ -327,13 +327,12 @@ class SortedSamples:
         support = sort_support(nothing, torch.from_numpy(codes), n_classes, scaled)
         return cls(support, {kind: torch.from_numpy(values)[support.order] for kind, values in keys.items()})
 
-    def content(self, place: Range, loader: Loader, projection: nn.Module, keeps_lengths: bool) -> ShardContent:
-        """Return what the actor of a range needs; a view of a tensor would be sent as the whole."""
-        part = slice(place.start, place.stop)
-        weights = None if self.support.log_weights is None else self.support.log_weights[part].clone()
-        keys = {kind: values[part].clone() for kind, values in self.keys.items()}
-        load, codes = loader(self.support.order[part].numpy()), self.support.codes[part].clone()
-        return ShardContent(load, codes, weights, keys, place, projection, keeps_lengths)
+    def shard(self, rows: slice, loader: Loader, projection: nn.Module, keeps_lengths: bool) -> ShardContent:
+        """Return what the actor of some rows needs; a view of a tensor would be sent as the whole."""
+        weights = None if self.support.log_weights is None else self.support.log_weights[rows].clone()
+        keys = {kind: values[rows].clone() for kind, values in self.keys.items()}
+        load, codes = loader(self.support.order[rows].numpy()), self.support.codes[rows].clone()
+        return ShardContent(load, codes, weights, keys, rows.start, projection, keeps_lengths)
 
     def hidden(self, kind: str, positions: torch.Tensor) -> Hidden:
         """Return what samples must not see: themselves, their group or their fold."""
@@ -351,21 +350,6 @@ class SortedSamples:
         return positions.numpy(), hidden, rule.log_visible_weights(self.support)
 
 
-class Range(NamedTuple):
-    """Positions of a shard in the sorted support, and its classes."""
-
-    start: int
-    stop: int
-    first_class: int
-    stop_class: int
-
-
-def cut(codes: Index, n_shards: int) -> list[Range]:
-    """Return ranges of about equal size of ascending ``codes``."""
-    ends = np.linspace(0, len(codes), min(n_shards, len(codes)) + 1).astype(int).tolist()
-    return [Range(start, stop, int(codes[start]), int(codes[stop - 1]) + 1) for start, stop in pairwise(ends)]
-
-
 @dataclass(frozen=True, eq=False)
 class ShardContent:
     """What an actor needs to load its shard, as often as it is started."""
@@ -374,7 +358,7 @@ class ShardContent:
     codes: torch.Tensor  # (n,), ascending
     log_weights: torch.Tensor | None
     keys: Mapping[str, torch.Tensor]  # groups and folds by kind, where there are some
-    place: Range
+    start: int  # position of the first point in the sorted support
     projection: nn.Module
     keeps_lengths: bool  # whether Π ignores the lengths of embeddings, which the evidence needs then
 
@@ -392,11 +376,10 @@ class Shard:
         self.log_lengths = None
         if content.keeps_lengths:
             self.log_lengths = torch.cat([log_lengths(rows) for rows in torch.split(embeddings, QUERY_ROWS)])
-        self.place, self.keys = content.place, content.keys
+        self.start, self.keys, self.first_class = content.start, content.keys, int(content.codes[0])
         weights = None if content.log_weights is None else content.log_weights.to(points)
-        n_classes = self.place.stop_class - self.place.first_class
-        codes = content.codes - self.place.first_class
-        self.support = SortedSupport(points, codes, weights, torch.arange(len(points)), n_classes)
+        codes = content.codes - self.first_class
+        self.support = SortedSupport(points, codes, weights, torch.arange(len(points)), int(codes[-1]) + 1)
 
     def total(self) -> tuple[torch.Tensor, torch.dtype]:
         """Return the sum of the points, (d,) in float64, and their precision."""
@@ -418,15 +401,16 @@ class Shard:
         kernel: str,
         centre: torch.Tensor,
         hidden: Hidden | None,
-    ) -> ClassSums:
-        """Return the class sums of queries over this shard, of its own classes."""
+    ) -> tuple[int, ClassSums]:
+        """Return the first class of this shard, and the class sums of queries over the shard from that class on."""
         prepared = PreparedSupport(self._centred(centre), bandwidths, KERNELS[kernel], is_part=True)
         with threads_for(0), torch.inference_mode():
-            return prepared.class_sums(queries, leave_out=None if hidden is None else self._rule(hidden))
+            sums = prepared.class_sums(queries, leave_out=None if hidden is None else self._rule(hidden))
+        return self.first_class, sums
 
     def _rule(self, hidden: Hidden) -> LeaveOut:
         if hidden.kind == "sample":
-            return LeaveOut(hidden.keys - self.place.start, self.support.order, grouped=False)
+            return LeaveOut(hidden.keys - self.start, self.support.order, grouped=False)
         return LeaveOut(hidden.keys, self.keys[hidden.kind], grouped=True)
 
     def _centred(self, centre: torch.Tensor) -> SortedSupport:
@@ -442,30 +426,37 @@ class ShardedSupport:
 
     actors: Sequence[Any]
     contents: Sequence[Any]  # references to what the actors load: they must last as long as an actor may start again
-    places: Sequence[Range]
+    starts: Sequence[int]  # of the shards in the sorted support
+    n_points: int
     n_classes: int
 
-    def __len__(self) -> int:
-        return self.places[-1].stop
+    @classmethod
+    def start(cls, ray: Any, contents: Sequence[ShardContent], n_classes: int, *, num_cpus: float) -> ShardedSupport:
+        """Start an actor for each shard; one that dies is started again, for as long as the cluster has room."""
+        actor = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1)(Shard)
+        references = [ray.put(content) for content in contents]
+        actors = [actor.remote([reference]) for reference in references]  # Ray would log an argument that is stored
+        n_points = sum(len(content.codes) for content in contents)
+        return cls(actors, references, [content.start for content in contents], n_points, n_classes)
 
     @cached_property
     def centre(self) -> torch.Tensor:
         """Mean of all points, (d,)."""
         totals, dtypes = zip(*self._ask("total"), strict=True)
-        return (torch.stack(totals).sum(dim=0) / len(self)).to(dtypes[0])
+        return (torch.stack(totals).sum(dim=0) / self.n_points).to(dtypes[0])
 
     @cached_property
     def mean_square(self) -> float:
         """Mean squared distance of two points, averaged over the dimensions."""
-        return float(sum(self._ask("square", self.centre)) / len(self))
+        return float(sum(self._ask("square", self.centre)) / self.n_points)
 
     def samples(self, positions: Index) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return points by their ascending positions in the sorted support, and log lengths if Π ignores them."""
         import ray
 
-        parts = np.split(positions, np.searchsorted(positions, [place.stop for place in self.places[:-1]]))
-        asked = zip(self.actors, parts, self.places, strict=True)
-        answers = ray.get([actor.samples.remote(part - place.start) for actor, part, place in asked])
+        parts = np.split(positions, np.searchsorted(positions, self.starts[1:]))
+        asked = zip(self.actors, parts, self.starts, strict=True)
+        answers = ray.get([actor.samples.remote(part - start) for actor, part, start in asked])
         points, lengths = zip(*answers, strict=True)
         return torch.cat(points), None if lengths[0] is None else torch.cat(lengths)
 
@@ -490,10 +481,9 @@ class ShardedSupport:
         import ray
 
         whole = []
-        parts = self._ask("class_sums", ray.put(queries), list(bandwidths), kernel, self.centre, hidden)
-        for part, place in zip(parts, self.places, strict=True):
+        for first, part in self._ask("class_sums", ray.put(queries), list(bandwidths), kernel, self.centre, hidden):
             sums = part.sums.new_zeros(len(bandwidths), self.n_classes, len(queries))
-            sums[:, place.first_class : place.stop_class] = part.sums
+            sums[:, first : first + part.sums.shape[1]] = part.sums
             whole.append(ClassSums(sums, part.offsets))
         return add_sums(whole)
 
@@ -503,14 +493,6 @@ class ShardedSupport:
 
         answers: list[Any] = ray.get([getattr(actor, method).remote(*arguments) for actor in self.actors])
         return answers
-
-
-def start_shards(ray: Any, contents: Sequence[ShardContent], n_classes: int, *, num_cpus: float) -> ShardedSupport:
-    """Start an actor for each shard; one that dies is started again, for as long as the cluster has room."""
-    actor = ray.remote(num_cpus=num_cpus, max_restarts=-1, max_task_retries=-1)(Shard)
-    references = [ray.put(content) for content in contents]
-    actors = [actor.remote([reference]) for reference in references]  # Ray would log an argument that is in its store
-    return ShardedSupport(actors, references, [content.place for content in contents], n_classes)
 
 
 def load_rows(paths: Sequence[str], features: Sequence[str], rows: Index) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -54,39 +54,26 @@ class Part:
 
     def blocks(self, columns: Sequence[str], rows: int) -> Iterator[Any]:
         """Yield tables of ``rows`` rows, the last with those that are left; little more than one is held."""
+        import pyarrow
+
         with reading(self.path), open_parquet(self.path) as file:
             self._check_unchanged()
-            first, groups = self._row_groups(file)
-            batches = file.iter_batches(rows, row_groups=groups, columns=list(columns))
-            yield from _regrouped(batches, skip=self.start - first, length=len(self), rows=rows)
+            sizes = row_groups(file)
+            first, last = np.searchsorted(np.cumsum(sizes), [self.start, self.stop - 1], side="right").tolist()
+            skip, left, waiting = self.start - sum(sizes[:first]), len(self), None
+            for batch in file.iter_batches(rows, row_groups=range(first, last + 1), columns=list(columns)):
+                offset = min(skip, len(batch))
+                skip -= offset
+                table = pyarrow.Table.from_batches([batch.slice(offset)])
+                waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
+                while 0 < (size := min(rows, left)) <= len(waiting):
+                    yield waiting.slice(0, size)
+                    waiting, left = waiting.slice(size), left - size
             self._check_unchanged()
 
     def _check_unchanged(self) -> None:
         if file_digest(self.path) != self.digest:
             raise FileFormatError(f"{self.path} was changed during the run. Write to another folder.")
-
-    def _row_groups(self, file: Any) -> tuple[int, list[int]]:
-        """Return the first row of the row groups that hold the part, and their numbers."""
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        stops = np.cumsum(sizes)
-        held = np.flatnonzero((stops > self.start) & (stops - sizes < self.stop))
-        return int(stops[held[0]] - sizes[held[0]]), held.tolist()
-
-
-def _regrouped(batches: Iterable[Any], *, skip: int, length: int, rows: int) -> Iterator[Any]:
-    """Yield ``length`` rows after the first ``skip``, as tables of ``rows`` rows."""
-    import pyarrow
-
-    waiting = None
-    for batch in batches:
-        offset = min(skip, len(batch))
-        skip -= offset
-        table = pyarrow.Table.from_batches([batch.slice(offset)])
-        waiting = table if waiting is None else pyarrow.concat_tables([waiting, table])
-        while 0 < min(rows, length) <= len(waiting):
-            size = min(rows, length)
-            yield waiting.slice(0, size)
-            waiting, length = waiting.slice(size), length - size
 
 
 @dataclass(frozen=True)
@@ -105,7 +92,7 @@ class InputFile:
         place = os.path.realpath(path)
         digest = file_digest(place)
         with open_parquet(path) as file:
-            groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            groups = row_groups(file)
             columns = {field.name: str(field.type) for field in file.schema_arrow}
         return cls(place, digest, sum(groups), max(groups, default=0), columns)
 
@@ -114,6 +101,11 @@ class InputFile:
         step = -(-max(rows, self.largest_row_group) // block_rows) * block_rows
         for start in range(0, self.rows, step):
             yield Part(self.path, start, min(start + step, self.rows), self.digest, settings)
+
+
+def row_groups(file: Any) -> list[int]:
+    """Return the number of rows of each row group of an open parquet file."""
+    return [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
 
 
 def file_digest(path: str) -> str:
@@ -184,21 +176,23 @@ class Columns:
         """All columns that are read."""
         return [*dict.fromkeys([*self.features, *self.logits, *([] if self.ids is None else [self.ids])])]
 
-    def check(self, names: Sequence[str], table: str) -> None:
-        """Raise if a table of these names lacks a column."""
-        missing = [name for name in self.names if name not in names]
+    def check(self, types: Mapping[str, str], table: str, *, like: Mapping[str, str]) -> None:
+        """Raise if a table, given by the types of its columns, lacks one, or has ids of another type than another."""
+        missing = [name for name in self.names if name not in types]
         if missing:
             problem = f"has no column {missing[0]!r}" + (f" and {len(missing) - 1:,} others" if missing[1:] else "")
             raise InvalidInputError(table, problem, remedy="All files must have the columns that the model takes.")
+        if self.ids is not None and types[self.ids] != like[self.ids]:
+            expected = f"must have ids of one type, {like[self.ids]} as in the first file"
+            raise InvalidInputError(table, expected, got=types[self.ids])
 
 
-def default_columns(names: Sequence[str], fitted: Sequence[str], logits: Sequence[str]) -> Columns:
+def default_columns(names: Sequence[str], fitted: Sequence[str]) -> Columns:
     """Return the columns of a table: those that a model was ``fitted`` on, or all that may be features."""
-    reserved = {*NOT_FEATURES, *logits}
-    features = tuple(fitted) or tuple(name for name in names if name not in reserved)
+    features = tuple(fitted) or tuple(name for name in names if name not in NOT_FEATURES)
     if not features:
         raise InvalidInputError("data", "must have columns of features", got=f"only {', '.join(names) or 'no columns'}")
-    return Columns(features, tuple(logits), "id" if "id" in names and "id" not in features else None)
+    return Columns(features, ids="id" if "id" in names and "id" not in features else None)
 
 
 def matrix_of(table: Any, names: Sequence[str]) -> NDArray[Any]:
@@ -209,24 +203,18 @@ def matrix_of(table: Any, names: Sequence[str]) -> NDArray[Any]:
     from pyarrow import types
 
     if len(names) == 1 and not types.is_primitive(table.schema.field(names[0]).type):
-        return _nested(table.column(names[0]).combine_chunks(), names[0])
-    columns = [table.column(name).to_numpy() for name in names]
-    for name, column in zip(names, columns, strict=True):
-        _check_numbers(column, name)
+        values = table.column(names[0]).combine_chunks()
+        if hasattr(values, "to_numpy_ndarray"):  # tensors of pyarrow
+            return _check_numbers(values.to_numpy_ndarray(), names[0])
+        try:
+            array = np.stack(list(values.to_numpy(zero_copy_only=False)))
+        except ValueError as error:
+            expected = "must have lists of one length in all rows"
+            raise InvalidInputError(f"column {names[0]!r}", expected, got=str(error)) from error
+        return _check_numbers(array, names[0])
+    columns = [_check_numbers(table.column(name).to_numpy(), name) for name in names]
     is_narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
     return np.stack(columns, axis=1).astype(np.float32 if is_narrow else np.float64)
-
-
-def _nested(values: Any, name: str) -> NDArray[Any]:
-    """Return a column of lists or tensors of one shape as an array, (n, …)."""
-    if hasattr(values, "to_numpy_ndarray"):  # tensors of pyarrow
-        return _check_numbers(values.to_numpy_ndarray(), name)
-    try:
-        array = np.stack(list(values.to_numpy(zero_copy_only=False)))
-    except ValueError as error:
-        expected = "must have lists of one length in all rows"
-        raise InvalidInputError(f"column {name!r}", expected, got=str(error)) from error
-    return _check_numbers(array, name)
 
 
 def _check_numbers(array: NDArray[Any], name: str) -> NDArray[Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from operator import length_hint
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from kcal.embeddings.folder import Arrays, OutputsWriter, outputs_writer, read_outputs
+from kcal.embeddings.folder import Arrays, outputs_writer, read_outputs
 from kcal.embeddings.heads import Head, Outputs, get_head, layer_name
 from kcal.embeddings.networks import (
     BATCH_REMEDY,
@@ -25,7 +24,6 @@ from kcal.embeddings.networks import (
     device_of,
     dtype_of,
     preserve_state,
-    tensor_bytes,
     to_device,
     unwrap,
 )
@@ -119,14 +117,23 @@ def extract_batches(
     if isinstance(loader, torch.Tensor | np.ndarray) or not isinstance(loader, Iterable):
         remedy = "Pass a DataLoader, or a list of batches: [images]."
         raise InvalidInputError("loader", "must yield batches", got=shown(loader), remedy=remedy)
-    if to is not None:
-        with outputs_writer(to) as writer:
-            write_batches(reader, loader, writer, progress=progress)
-        return read_outputs(to)
     parts: list[Arrays] = []
-    visit_batches(
-        reader.network, loader, lambda index, batch: parts.append(reader.read(batch, index)), progress=progress
-    )
+    total = length_hint(loader) or None  # None for an iterable data set, which has no length
+    with ExitStack() as stack:
+        writer = None if to is None else stack.enter_context(outputs_writer(to, checksum(reader.network)))
+        stack.enter_context(preserve_state(reader.network))
+        advance = stack.enter_context(progress_bar("Running the network", total, show=progress))
+        index = -1
+        for index, batch in enumerate(loader):
+            if writer is None:
+                parts.append(reader.read(batch, index))
+            else:
+                writer.add(reader.split(batch), partial(reader.read, batch, index))
+            advance("")
+        if index < 0:
+            raise InvalidInputError("loader", "must yield at least one batch", got="none")
+    if to is not None:
+        return read_outputs(to)
     for index, part in enumerate(parts):
         if list(part) != list(parts[0]):
             got = f"{', '.join(part)} in batch {index} after {', '.join(parts[0])}"
@@ -259,77 +266,6 @@ def check_batch_labels(labels: Any, name: str, n_samples: int, n_classes: int) -
     expected = f"must be from 0 to {n_classes - 1}, columns of the logits"
     raise_where((codes < 0) | (codes >= n_classes), codes, name, expected)
     return codes.astype(np.int64)
-
-
-def visit_batches(
-    network: nn.Module, loader: Iterable[Any], visit: Callable[[int, Any], None], *, progress: bool | None = None
-) -> int:
-    """Call ``visit`` with the index of every batch and the batch, in evaluation mode; return how many there were."""
-    n_batches, total = 0, length_hint(loader) or None  # None for an iterable data set, which has no length
-    with preserve_state(network), progress_bar("Running the network", total, show=progress) as advance:
-        for batch in loader:
-            visit(n_batches, batch)
-            n_batches += 1
-            advance("")
-    if n_batches == 0:
-        raise InvalidInputError("loader", "must yield at least one batch", got="none")
-    return n_batches
-
-
-def write_batches(
-    reader: BatchReader, loader: Iterable[Any], writer: OutputsWriter, *, progress: bool | None = None
-) -> None:
-    """Append the outputs of the batches that a folder does not hold yet; those that it holds must be the same."""
-    held, digest = writer.record.batches, ""
-    writer.check_network(checksum(reader.network))
-
-    def visit(index: int, batch: Any) -> None:
-        nonlocal digest
-        digest = chained_digest(digest, reader.split(batch))
-        if index >= held:
-            writer.append(reader.read(batch, index), digest)
-        elif index == 0:
-            writer.check_first(reader.read(batch, index))
-        if index == held - 1:
-            writer.check_digest(digest)
-
-    try:
-        n_batches = visit_batches(reader.network, loader, visit, progress=progress)
-        writer.check_count(n_batches)
-    except BaseException:
-        if writer.record.batches > held:
-            writer.commit(complete=False)
-        raise
-    if not writer.record.complete:
-        writer.commit(complete=True)
-
-
-def chained_digest(before: str, batch: Any) -> str:
-    """Return the digest of a batch and of all batches before it, whose digest is ``before``.
-
-    Tensors, arrays, texts and numbers count, in containers of any depth; of other objects only the type.
-    """
-    digest = hashlib.blake2b(before.encode(), digest_size=16)
-    for part in _content(batch):
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _content(value: Any) -> Iterator[Any]:
-    """Yield the bytes that a value is made of, each after its type and size."""
-    if isinstance(value, torch.Tensor):
-        yield f"{value.dtype} {tuple(value.shape)} ".encode()
-        yield tensor_bytes(value)
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        yield f"{value.dtype.str} {value.shape} ".encode()
-        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
-    elif isinstance(value, Mapping | tuple | list | np.ndarray):
-        yield f"{'mapping' if isinstance(value, Mapping) else 'sequence'} {len(value)} ".encode()
-        for part in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
-            yield from _content(part)
-    else:
-        text = repr(value) if isinstance(value, str | bytes | int | float | complex | np.generic | None) else ""
-        yield f"{type(value).__qualname__} {len(text)} {text} ".encode()
 
 
 def check_order(loader: Any, *, beside: str = "") -> None:

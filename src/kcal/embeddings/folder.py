@@ -6,17 +6,21 @@ Files may be longer, if a run was killed: what is beyond is overwritten by the n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from kcal.embeddings.networks import tensor_bytes
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path, locked_folder, write_whole
@@ -90,23 +94,50 @@ def open_array(place: Path, name: str, n_rows: int) -> NDArray[Any]:
 
 
 class OutputsWriter:
-    """Appends the outputs of batches to the files of a folder; ``record`` says what it holds."""
+    """Appends the outputs of batches to the files of a folder; batches that it holds already must be the same."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, network: str) -> None:
         self.place = place
         self.record = read_record(place) if (place / RECORD).exists() else Record()
-        self._committed = self.record.rows
+        self._held, self._committed = self.record.batches, self.record.rows
+        self._n_batches, self._digest = 0, ""  # of the batches so far
         self._files: dict[str, BinaryIO] = {}
         self._empty: Arrays = {}  # arrays without rows, for their types and widths
-
-    def check_network(self, checksum: str) -> None:
-        """Raise if the outputs are of a network with another checksum; a new folder takes it."""
-        self.record.network = self.record.network or checksum
-        if self.record.network != checksum:
+        self.record.network = self.record.network or network
+        if self.record.network != network:
             self._raise("whose outputs are of another network, or of other weights")
 
-    def check_first(self, arrays: Arrays) -> None:
-        """Raise if the outputs of the first batch are others: those of another head, or of other code."""
+    def add(self, batch: Any, read: Callable[[], Arrays]) -> None:
+        """Append the outputs of the next batch, which ``read`` returns, unless the folder holds them.
+
+        Of what it holds, inputs and labels are compared, and the outputs of the first batch: another head, or other
+        code, gives others.
+        """
+        self._digest, self._n_batches = chained_digest(self._digest, batch), self._n_batches + 1
+        if self._n_batches > self._held:
+            self._append(read())
+        elif self._n_batches == 1:
+            self._check_first(read())
+        if self._n_batches == self._held and self._digest != self.record.digest:
+            self._raise(f"where the inputs or labels of the first {self._held} batches were others")
+
+    def finish(self) -> None:
+        """Mark the folder as complete; raise if it holds more batches than there are."""
+        if self._n_batches < self._held:
+            self._raise(f"which holds {self._held} batches, not {self._n_batches}")
+        if not self.record.complete:
+            self._commit(complete=True)
+
+    def close(self) -> None:
+        """Make durable what was appended, and close the files."""
+        try:
+            if self.record.rows > self._committed:
+                self._commit(complete=False)
+        finally:
+            for file in self._files.values():
+                file.close()
+
+    def _check_first(self, arrays: Arrays) -> None:
         if list(arrays) != self.record.arrays:
             self._raise(f"which holds {', '.join(self.record.arrays)}, not {', '.join(arrays)}")
         for name, rows in arrays.items():
@@ -114,18 +145,7 @@ class OutputsWriter:
             if stored.shape != rows.shape or not np.allclose(stored, rows, rtol=1e-3, atol=1e-4):
                 self._raise(f"where the {name} of the first batch are others")
 
-    def check_digest(self, digest: str) -> None:
-        """Raise if the batches that the folder holds had other inputs or labels."""
-        if digest != self.record.digest:
-            self._raise(f"where the inputs or labels of the first {self.record.batches} batches were others")
-
-    def check_count(self, n_batches: int) -> None:
-        """Raise if the folder holds more batches than there are."""
-        if n_batches < self.record.batches:
-            self._raise(f"which holds {self.record.batches} batches, not {n_batches}")
-
-    def append(self, arrays: Arrays, digest: str) -> None:
-        """Append the rows of a batch to every array; ``digest`` is that of all batches up to it."""
+    def _append(self, arrays: Arrays) -> None:
         record = self.record
         if record.complete:
             self._raise(f"which is complete with {record.batches} batches")
@@ -139,11 +159,11 @@ class OutputsWriter:
             self._files[name].write(np.ascontiguousarray(rows).data)
         n_rows = len(arrays["logits"])
         record.first = record.first or n_rows
-        record.rows, record.batches, record.digest = record.rows + n_rows, record.batches + 1, digest
+        record.rows, record.batches, record.digest = record.rows + n_rows, record.batches + 1, self._digest
         if record.rows - self._committed >= ROWS_PER_COMMIT:
-            self.commit(complete=False)
+            self._commit(complete=False)
 
-    def commit(self, *, complete: bool) -> None:
+    def _commit(self, *, complete: bool) -> None:
         """Make everything that was appended durable: first the arrays, then the record that counts their rows."""
         for name, file in self._files.items():
             end = file.tell()
@@ -156,11 +176,6 @@ class OutputsWriter:
         write_whole(self.place / RECORD, json.dumps(asdict(self.record)).encode())
         self._committed = self.record.rows
 
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
-
     def _raise(self, difference: str) -> NoReturn:
         expected = "must be a new folder, or one with outputs of the same network and loader"
         remedy = "Choose another folder, or delete this one. A loader that shuffles cannot resume."
@@ -170,7 +185,7 @@ class OutputsWriter:
         """Open the files behind the last complete row; the record is written first: files belong to one."""
         self.record.arrays = list(arrays)
         if not self.record.rows:
-            self.commit(complete=False)
+            self._commit(complete=False)
         self._empty = {name: rows[:0] for name, rows in arrays.items()}
         for name, rows in arrays.items():
             file = self._files[name] = (self.place / f"{name}.npy").open("r+b" if self.record.rows else "w+b")
@@ -180,8 +195,8 @@ class OutputsWriter:
 
 
 @contextmanager
-def outputs_writer(folder: str | os.PathLike[str]) -> Iterator[OutputsWriter]:
-    """Yield the writer of a folder, which is created if need be, and locked."""
+def outputs_writer(folder: str | os.PathLike[str], network: str) -> Iterator[OutputsWriter]:
+    """Yield the writer of a folder, created if need be and locked, for outputs of the network with a checksum."""
     place = check_path(folder, "to")
     with ExitStack() as stack:
         try:
@@ -195,12 +210,40 @@ def outputs_writer(folder: str | os.PathLike[str]) -> Iterator[OutputsWriter]:
         if foreign:
             got = f"{place}, which holds {', '.join(foreign)}"
             raise InvalidInputError("to", "must be a new folder, or one that extract wrote", got=got)
-        writer = OutputsWriter(place)
-        stack.callback(writer.close)
+        writer = stack.enter_context(closing(OutputsWriter(place, network)))
         yield writer
+        writer.finish()
 
 
 def _write_header(file: BinaryIO, rows: NDArray[Any], n_rows: int) -> None:
     """Write the header of a .npy file; its length does not depend on the number of rows."""
     header = {"descr": rows.dtype.str, "fortran_order": False, "shape": (n_rows, *rows.shape[1:])}
     np.lib.format.write_array_header_1_0(file, header)
+
+
+def chained_digest(before: str, batch: Any) -> str:
+    """Return the digest of a batch and of all batches before it, whose digest is ``before``.
+
+    Tensors, arrays, texts and numbers count, in containers of any depth; of other objects only the type.
+    """
+    digest = hashlib.blake2b(before.encode(), digest_size=16)
+    for part in _content(batch):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _content(value: Any) -> Iterator[Any]:
+    """Yield the bytes that a value is made of, each after its type and size."""
+    if isinstance(value, torch.Tensor):
+        yield f"{value.dtype} {tuple(value.shape)} ".encode()
+        yield tensor_bytes(value)
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield f"{value.dtype.str} {value.shape} ".encode()
+        yield np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    elif isinstance(value, Mapping | tuple | list | np.ndarray):
+        yield f"{'mapping' if isinstance(value, Mapping) else 'sequence'} {len(value)} ".encode()
+        for part in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
+            yield from _content(part)
+    else:
+        text = repr(value) if isinstance(value, str | bytes | int | float | complex | np.generic | None) else ""
+        yield f"{type(value).__qualname__} {len(text)} {text} ".encode()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,10 +29,10 @@ class ClassifierOutputs:
             raise InvalidInputError(name, f"must be given for a method that takes {name}", got="None")
         return values
 
-    def select(self, rows: Any) -> ClassifierOutputs:
+    def select(self, rows: Any) -> Self:
         """Return some of the samples, by their indices or a boolean for each."""
-        given = {name: np.asarray(values)[rows] for name, values in vars(self).items() if values is not None}
-        return ClassifierOutputs(**given)
+        given = {name: getattr(self, name) for name in ClassifierOutputs.__dataclass_fields__}
+        return replace(self, **{name: np.asarray(part)[rows] for name, part in given.items() if part is not None})
 
     def __repr__(self) -> str:
         given = {name: value for name, value in vars(self).items() if value is not None}

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,11 +51,6 @@ class FileOutputs(ClassifierOutputs):
     classes: Any = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     available: tuple[str, ...] = ()
-
-    def select(self, rows: Any) -> FileOutputs:
-        """Return some of the samples, by their indices or a boolean for each."""
-        parts = ClassifierOutputs(**{part: getattr(self, part) for part in PARTS})
-        return replace(self, **vars(parts.select(rows)))
 
 
 def read_outputs(
@@ -104,27 +99,27 @@ def read_outputs(
         several = name if isinstance(name, list | tuple) else ["" if name is None and part != "prefix" else name]
         if not all(isinstance(text, str) for text in several):
             raise InvalidInputError(part, "must be a name, or a list of columns", got=shown(name))
-    file = _open(check_path(path))
-    single = next((part for part in MATRICES if wanted[part] is not None and not _other_file(wanted[part])), "")
+    single = next((part for part in MATRICES if wanted[part] is not None and not other_file(wanted[part])), "")
+    file = _open(check_path(path), single)
     found: dict[str, NDArray[Any]] = {}
     columns: dict[str, tuple[str, ...]] = {}
     for part in sorted(PARTS, key=lambda part: wanted[part] == "*"):  # those that take all other columns come last
-        if (match := _other_file(wanted[part])) is not None:
-            source = _open(Path(match[1]))
+        if (match := other_file(wanted[part])) is not None:
+            source = _open(Path(match[1]), part)
             names = source.find(part, match[2] or part) or source.only(part)
-        elif file.is_single:  # of the array of an npy file
-            source, names = file, (part,) if part == single else ()
         else:
-            taken = [name for names in columns.values() for name in names]
-            source, names = file, file.find(part, wanted[part], prefix, taken)
+            source, names = (
+                file,
+                file.find(part, wanted[part], prefix, [text for used in columns.values() for text in used]),
+            )
         if names:
             found[part] = source.read(part, names)
             columns |= {part: names} if source.is_table else {}
-    with _about(file.path):
-        checked = _check(found)
+    with errors_about(f"{file.path}: "):
+        checked = check_parts(found)
         order, stored = _find_classes(file, classes, class_names(columns.get("logits", ()), logits), prefix)
         if order is not None and "labels" in checked:
-            positions = classes is not None or (stored and not _other_file(labels))
+            positions = classes is not None or (stored and not other_file(labels))
             checked["labels"], order = _match_labels(checked["labels"], order, positions=positions)
     return FileOutputs(**checked, classes=order, columns=columns, available=file.names)
 
@@ -164,7 +159,7 @@ def class_names(columns: Sequence[str], name: Names) -> tuple[str, ...]:
     """Return what columns of logits are called after the start of their pattern or prefix: cat for logits_cat."""
     if len(columns) < 2 or not isinstance(name, str):
         return ()
-    match = _other_file(name)
+    match = other_file(name)
     pattern = (match[2] or "*") if match else name
     if "*" not in pattern:
         pattern = f"{pattern if columns[0].startswith(f'{pattern}_') else pattern[:-1]}_*"
@@ -182,40 +177,34 @@ def _listed(names: Sequence[str]) -> str:
     return shorten(names) or "nothing with a name"
 
 
-def _other_file(name: Names) -> re.Match[str] | None:
+def other_file(name: Names) -> re.Match[str] | None:
     """Return the match of a file, and of a name in it, in place of the name of an array or column."""
     return _OTHER_FILE.fullmatch(name) if isinstance(name, str) else None
 
 
 @contextmanager
-def _about(path: Path) -> Iterator[None]:
-    """Put the name of the file before errors about what is in it."""
+def errors_about(prefix: str) -> Iterator[None]:
+    """Put a prefix, such as the name of a file, before the parameter that an error is about."""
     try:
         yield
     except InvalidInputError as error:
-        name = f"{path}: {error.parameter}"
+        name = f"{prefix}{error.parameter}"
         raise InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy) from error
 
 
-def _check(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts as arrays: matrices of finite numbers, and one value per sample of everything else."""
+def check_parts(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parts of outputs as arrays: matrices of finite numbers, and one value per sample of everything else."""
     checked: dict[str, Any] = {}
-    for part in MATRICES:
-        if part in found:
-            is_mapped = isinstance(found[part], np.memmap)  # it stays on disk, and is checked when it is used
-            checked[part] = (
-                found[part] if is_mapped else check_matrix(found[part], part, logits=part == "logits").numpy()
-            )
-    lengths = {part: len(values) for part, values in (checked or found).items()}
-    n_samples = next(iter(lengths.values()), 0)
-    if lengths.get("logits", n_samples) != n_samples:
-        raise InvalidInputError(
-            "logits", "must have one row per sample", got=f"{lengths['logits']:,} for {n_samples:,}"
-        )
-    for part in VECTORS:
-        if part in found:
-            checked[part] = _check_vector(found[part], part, n_samples)
-    return checked
+    for part, values in found.items():
+        if part in VECTORS:
+            continue
+        is_mapped = isinstance(values, np.memmap)  # it stays on disk, and is checked when it is used
+        checked[part] = values if is_mapped else check_matrix(values, part, logits=part == "logits").numpy()
+    n_samples = len(next(iter((checked or found).values()), ()))
+    for part, matrix in checked.items():
+        if len(matrix) != n_samples:
+            raise InvalidInputError(part, "must have one row per sample", got=f"{len(matrix):,} for {n_samples:,}")
+    return checked | {part: _check_vector(found[part], part, n_samples) for part in VECTORS if part in found}
 
 
 def _check_vector(values: NDArray[Any], part: str, n_samples: int) -> NDArray[Any]:
@@ -272,33 +261,32 @@ def _match_labels(labels: NDArray[Any], classes: NDArray[Any], *, positions: boo
 
 
 class _File(NamedTuple):
-    """The arrays of an npz file or a folder by name, the single array of an npy file, or the columns of a table."""
+    """The arrays of an npz file or a folder by name, the array of an npy file, or the columns of a table."""
 
     path: Path
     names: tuple[str, ...]
     read: Callable[[str, Sequence[str]], NDArray[Any]]
     """Return the array of a part from the names of its array or columns."""
     is_table: bool = False
-    is_single: bool = False
 
     def find(self, part: str, name: Names, prefix: str = "", taken: Collection[str] = ()) -> tuple[str, ...]:
         """Return the names of the arrays or columns of a part; arrays have a prefix."""
         prefix = "" if self.is_table else prefix
         available = [text.removeprefix(prefix) for text in self.names if text.startswith(prefix)]
-        with _about(self.path):
+        with errors_about(f"{self.path}: "):
             return tuple(prefix + text for text in match_columns(part, name, available, taken, is_table=self.is_table))
 
     def only(self, part: str) -> tuple[str, ...]:
-        """Return the columns of a part in a file of its own that does not have it under its name."""
+        """Return the columns of a part in a table of its own that does not have it under its name."""
         if self.is_table and part in MATRICES:
             return match_columns(part, "*", self.names)
-        if not self.is_single and not (self.is_table and len(self.names) == 1):
+        if not self.is_table or len(self.names) > 1:
             raise InvalidInputError(str(self.path), f"has no {part}; it has {_listed(self.names)}")
-        return self.names or (part,)
+        return self.names
 
 
-def _open(path: Path) -> _File:
-    """Open a data file by its suffix, or a folder that ``kcal.extract(..., to=folder)`` wrote."""
+def _open(path: Path, single: str = "") -> _File:
+    """Open a data file by its suffix, or a folder of ``kcal.extract``; ``single`` names the array of an npy file."""
     suffix = path.suffix.lower()
     if path.is_dir():
         arrays = {name: array for name, array in vars(read_folder(path)).items() if array is not None}
@@ -309,14 +297,20 @@ def _open(path: Path) -> _File:
         raise InvalidInputError(str(path), f"must end in {', '.join(SUFFIXES)} to be a data file")
     if suffix in TABLES:
         return _open_table(path)
-    is_single = suffix == ".npy"
+    is_npy = suffix == ".npy"
 
     def read(part: str, names: Sequence[str]) -> NDArray[Any]:
         with _damage(path, names[0]):
-            return read_array(path, None if is_single else names[0])
+            return read_array(path, None if is_npy else names[0])
 
     with _damage(path, "it"):
-        return _File(path, () if is_single else array_names(path), read, is_single=is_single)
+        return _File(path, (single,) if is_npy else array_names(path), read)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return all arrays of an npz file by name."""
+    file = _open(path)
+    return {name: file.read("", [name]) for name in file.names}
 
 
 @contextmanager
@@ -368,7 +362,7 @@ def _open_table(path: Path) -> _File:
     columns = dict(zip(names, table.columns, strict=True))
 
     def read(part: str, names: Sequence[str]) -> NDArray[Any]:
-        with _about(path):
+        with errors_about(f"{path}: "):
             if part in MATRICES:
                 return _matrix({name: columns[name] for name in names})
             return _vector(path, names[0], columns[names[0]])

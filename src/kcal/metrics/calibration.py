@@ -24,12 +24,14 @@ from kcal.metrics.predictions import (
     check_predictions,
 )
 from kcal.metrics.resampling import check_resampling
-from kcal.validation import check_flag, check_integer, collect_classes, require_pandas
+from kcal.validation import check_flag, check_integer, collect_classes
 
 if TYPE_CHECKING:
     import pandas
 
 MAX_CLASSES = 10**9
+ROWS_SHOWN = 20
+"""Classes of a printed table."""
 
 
 def expected_calibration_error(
@@ -197,40 +199,21 @@ class ClassErrors:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per class."""
-        pandas = require_pandas()
-        names = ("positives", "counts", "mean_prediction", "frequency", "error", "signed_error")
-        columns = {name: getattr(self, name) for name in (*names, "overconfidence", "underconfidence")}
-        if self.debiased is not None:
-            columns |= {
-                "debiased": self.debiased,
-                "low": self.low,
-                "high": self.high,
-                "beyond_chance": self.beyond_chance,
-            }
+        import pandas
+
+        names = ["positives", "counts", "mean_prediction", "frequency", "error", "signed_error"]
+        names += ["overconfidence", "underconfidence"]
+        names += [] if self.debiased is None else ["debiased", "low", "high", "beyond_chance"]
+        columns = {name: getattr(self, name) for name in names}
         return pandas.DataFrame(columns, index=pandas.Index(self.classes, name="class"))
 
     def __str__(self) -> str:
-        width = min(max(len(str(name)) for name in [*self.classes, "class"]), 60)
-        heading = f"{'class':<{width}}  {'samples':>8}  {'rows':>8}  {'prediction':>10}  {'frequency':>9}  {'error':>7}"
-        heading += "" if self.debiased is None else f"  {'debiased':>8}  interval"
-        rows = [
-            f"{str(self.classes[k])[:width]:<{width}}  {self.positives[k]:>8,}  {self.counts[k]:>8,}  "
-            f"{self.mean_prediction[k]:>10.4f}  {self.frequency[k]:>9.4f}  {self.error[k]:>7.4f}{self._interval(k)}"
-            for k in self.worst(20)
-        ]
-        left = len(self.classes) - len(rows)
-        more = [f"and {left:,} more"] if left else []
+        frame = self.to_frame().drop(columns=["signed_error", "overconfidence", "underconfidence"])
+        text = frame.iloc[self.worst(ROWS_SHOWN)].to_string(float_format="{:.4f}".format)
+        left = len(self.classes) - ROWS_SHOWN
         over = f"probabilities of at least {self.threshold:.4g}" if self.threshold else "all probabilities"
-        summary = f"mean error {self.mean:.4f} over {over}, worst classes first"
-        summary += "" if self.debiased is None else "; * is more than chance gives"
-        return "\n".join([heading, *rows, *more, summary])
-
-    def _interval(self, k: np.intp) -> str:
-        """Return the debiased error of a class and its interval, marked if the error is beyond chance."""
-        if self.debiased is None or self.low is None or self.high is None or self.beyond_chance is None:
-            return ""
-        mark = " *" if self.beyond_chance[k] else ""
-        return f"  {self.debiased[k]:>8.4f}  [{self.low[k]:.4f}, {self.high[k]:.4f}]{mark}"
+        more = f"\nand {left:,} more" if left > 0 else ""
+        return f"{text}{more}\nmean error {self.mean:.4f} over {over}, worst classes first"
 
 
 def class_errors(

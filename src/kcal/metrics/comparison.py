@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr
-from scipy.stats import rankdata
 
 from kcal.errors import InvalidInputError
 from kcal.validation import check_choice, check_integer, check_number, shown, to_numbers
@@ -124,13 +123,12 @@ class MethodComparison:
     level: float
 
     def __str__(self) -> str:
-        width = max(len(name) for name in [*self.summaries, "method"])
-        tests = {"pooled": self.pooled} | ({"corrected": self.corrected} if self.corrected else {})
-        heading = f"{'method':<{width}}  {'mean ± std':<19}  " + "  ".join(f"{name:<19}" for name in tests)
-        rows = [
-            f"{name:<{width}}  {summary!s:<19}  " + "  ".join(f"{_mark(name, marks):<19}" for marks in tests.values())
-            for name, summary in self.summaries.items()
-        ]
+        import pandas
+
+        columns = {"mean ± std": [str(summary) for summary in self.summaries.values()]}
+        for test, marks in (("pooled", self.pooled), ("corrected", self.corrected)):
+            if marks is not None:
+                columns[test] = [_mark(name, marks) for name in self.summaries]
         explanation = (
             f"{self.better} is better; best: not significantly worse than the best mean among the methods "
             f"that are not significantly less accurate than {self.baseline} (p = {self.level:g})"
@@ -140,7 +138,7 @@ class MethodComparison:
             explanation = (
                 f"{self.better} is better; {MIN_SPLITS} splits are needed to call methods best, not {n_splits}"
             )
-        return "\n".join(line.rstrip() for line in [heading, *rows, explanation])
+        return f"{pandas.DataFrame(columns, index=list(self.summaries)).to_string()}\n{explanation}"
 
 
 def compare_methods(
@@ -308,22 +306,16 @@ def average_ranks(tasks: Mapping[str, Mapping[str, ArrayLike | None]], *, better
     -----
     Equal values share the mean of their ranks. A method without any value does not occur in the result.
     """
+    import pandas
+
     check_choice(better, "better", get_args(Better))
-    collected: dict[str, list[float]] = {}
-    for task, methods in check_mapping(tasks, "tasks", "{task: {method: value}}").items():
-        columns = _columns(f"tasks[{task!r}]", methods)
-        if not columns:
-            continue
-        values = np.stack(list(columns.values()))  # (n_methods, n_splits)
-        ranks = rankdata(values if better == "lower" else -values, axis=0, nan_policy="omit")
-        for name, row in zip(columns, ranks, strict=True):
-            if not np.isnan(row).all():
-                collected.setdefault(name, []).append(float(np.nanmean(row)))
-    summaries = {name: summarize(np.array(means)) for name, means in collected.items()}
-    averages = {name: AverageRank(summary.mean, summary.std) for name, summary in summaries.items()}
-    if not averages:
+    entries = check_mapping(tasks, "tasks", "{task: {method: value}}")
+    values = {task: pandas.DataFrame(_columns(f"tasks[{task!r}]", methods)) for task, methods in entries.items()}
+    ranks = [frame.rank(axis=1, ascending=better == "lower").mean() for frame in values.values() if frame.size]
+    table = pandas.concat(ranks, axis=1).dropna(how="all") if ranks else pandas.DataFrame()  # (n_methods, n_tasks)
+    if table.empty:
         raise InvalidInputError("tasks", "must have at least one value", got="none")
-    return AverageRanks(averages)
+    return AverageRanks({str(name): AverageRank(float(row.mean()), float(row.std())) for name, row in table.iterrows()})
 
 
 def overall_ranks(metrics: Mapping[str, AverageRanks]) -> dict[str, float]:

@@ -25,7 +25,7 @@ from kcal.metrics.scores import (
     top_label_brier_losses,
 )
 from kcal.metrics.subgroups import SubgroupEvaluation, check_subgroups, evaluate_subgroups
-from kcal.validation import check_choice, require_pandas
+from kcal.validation import check_choice
 
 if TYPE_CHECKING:
     import pandas
@@ -93,7 +93,8 @@ class Evaluation:
         With intervals, the column ``debiased`` is the estimate that the interval is about; the value itself if the
         metric is not biased.
         """
-        pandas = require_pandas()
+        import pandas
+
         values = self.metrics
         frame = pandas.DataFrame({"value": values}, index=pandas.Index(values, name="metric"))
         if self.intervals:
@@ -103,9 +104,12 @@ class Evaluation:
         return frame
 
     def __str__(self) -> str:
-        lines = [f"{self.n_samples:,} samples, {self.n_classes:,} classes", *self._rows(), self.settings]
+        frame = self.to_frame().rename(index={name: metric.description for name, metric in self.definitions.items()})
+        frame.index.name = None
+        heading = f"{self.n_samples:,} samples, {self.n_classes:,} classes"
+        lines = [heading, frame.to_string(float_format="{:.5f}".format, na_rep="–"), self.settings]
         if self.confidence is not None:
-            lines.append(INTERVAL_NOTE)
+            lines.append(f"{100 * self.confidence:.6g} % intervals; {INTERVAL_NOTE}")
         return "\n".join(lines)
 
     @property
@@ -115,22 +119,6 @@ class Evaluation:
         over = f"probabilities of at least {self.threshold:.4g}" if self.threshold > 0 else "all probabilities"
         clipping = "as published" if self.clip == "published" else f"at {self.clip:g}"
         return f"{self.bins} {kind}; class-wise errors over {over}; probabilities clipped {clipping} in logarithms"
-
-    def _rows(self) -> list[str]:
-        """Return the metrics as lines, below a heading if there are intervals."""
-        width = max(len(metric.description) for metric in self.definitions.values())
-        rows = []
-        if self.confidence is not None:
-            rows.append(f"{'':<{width}}  {'value':>9}  {'debiased':>9}  {100 * self.confidence:.6g} % interval")
-        for name, value in self.metrics.items():
-            more = ""
-            if self.confidence is not None:
-                debiased = f"{self.debiased[name]:.5f}" if name in self.debiased else ""
-                interval = "[{:.5f}, {:.5f}]".format(*self.intervals[name]) if name in self.intervals else ""
-                more = f"{debiased:>9}  {interval:<18}  "
-            metric = self.definitions[name]
-            rows.append(f"{metric.description:<{width}}  {value:>9.5f}  {more}{metric.direction} is better")
-        return rows
 
 
 class EvaluationOptions(TypedDict, total=False):

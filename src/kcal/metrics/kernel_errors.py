@@ -24,6 +24,7 @@ from scipy.fft import dct, irfft, next_fast_len, rfft
 from scipy.spatial.distance import cdist, pdist
 
 from kcal.errors import InvalidInputError
+from kcal.metrics.binning import sort_event
 from kcal.metrics.predictions import Event, Floats, Predictions, blocks, check_event, check_predictions
 from kcal.validation import check_choice, check_integer, check_number, check_seed
 
@@ -133,13 +134,10 @@ def kde_calibration_error(
 
 
 def _sorted_event(predictions: Predictions, of: Event) -> tuple[Array, Array, Array]:
-    """Return predictions of the event, whether it occurred (0 or 1), and w_i / Σw, in an order that ignores ties."""
-    values, occurred = predictions.event(of)
-    weights = predictions.row_weights
-    order = np.lexsort((weights, occurred, values))
-    weights = weights[order]
-    ordered = np.minimum(values[order].astype(np.float64), 1.0)
-    return ordered, occurred[order].astype(np.float64), weights / weights.sum()
+    """Return predictions of the event, ascending, whether it occurred (0 or 1), and w_i / Σw."""
+    event = sort_event(predictions, of)
+    shares = event.row_weights / event.row_weights.sum()
+    return np.minimum(event.values.astype(np.float64), 1.0), event.occurred.astype(np.float64), shares
 
 
 def _on_grid(positions: Array, masses: Array, size: int) -> Array:
@@ -169,8 +167,8 @@ def _trapezoid(values: Array, step: float) -> float:
 Estimator = Literal["unbiased-quadratic", "unbiased-linear", "biased"]
 Kernel = Literal["total-variation", "euclidean"]
 
-# The distance of each kernel in scipy, and its factor.
-DISTANCES: dict[str, tuple[str, float]] = {"total-variation": ("cityblock", 0.5), "euclidean": ("euclidean", 1.0)}
+DISTANCES = {"total-variation": ("cityblock", 1, 0.5), "euclidean": ("euclidean", 2, 1.0)}
+"""The distance of each kernel: its name in scipy, the order of the norm, and a factor."""
 
 BLOCK_ROWS = 1024  # a block of h and its two factors take 24 MB
 ALL_PAIRS_ROWS = 2000  # up to here the median distance is that of all pairs, 2 million
@@ -321,7 +319,7 @@ def _pair_products(
     predictions: Predictions, kernel: Kernel, bandwidth: float
 ) -> Iterator[tuple[slice, slice, NDArray[np.float64]]]:
     """Yield h in square blocks, those on the diagonal and above it."""
-    metric, factor = DISTANCES[kernel]
+    metric, _, factor = DISTANCES[kernel]
     for row_start in range(0, predictions.n_samples, BLOCK_ROWS):
         rows = slice(row_start, min(row_start + BLOCK_ROWS, predictions.n_samples))
         row_probs, row_residuals = predictions.probs[rows].astype(np.float64), _residuals(predictions, rows)
@@ -349,10 +347,8 @@ def _residuals(predictions: Predictions, rows: slice) -> NDArray[np.float64]:
 
 def _row_distances(first: Floats, second: Floats, kernel: Kernel) -> NDArray[np.float64]:
     """Return the distances between corresponding rows, (rows,)."""
-    differences = first.astype(np.float64) - second
-    if kernel == "total-variation":
-        return np.asarray(0.5 * np.abs(differences).sum(axis=1))
-    return np.asarray(np.sqrt(np.einsum("ik,ik->i", differences, differences)))
+    _, order, factor = DISTANCES[kernel]
+    return np.asarray(factor * np.linalg.norm(first.astype(np.float64) - second, ord=order, axis=1))
 
 
 def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generator) -> float:
@@ -361,7 +357,7 @@ def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generat
     if n < 2:
         return 1.0
     if n <= ALL_PAIRS_ROWS:
-        metric, factor = DISTANCES[kernel]
+        metric, _, factor = DISTANCES[kernel]
         distances = factor * pdist(probs.astype(np.float64), metric)
     else:
         first = generator.integers(0, n, SAMPLED_PAIRS)

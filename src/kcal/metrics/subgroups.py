@@ -25,7 +25,7 @@ from kcal.metrics.binning import sort_event
 from kcal.metrics.intervals import estimate_error, measure_gaps
 from kcal.metrics.predictions import Binning, Predictions
 from kcal.metrics.resampling import Resampling
-from kcal.validation import check_groups, check_weights, require_pandas, to_array
+from kcal.validation import check_groups, check_weights, to_array
 
 if TYPE_CHECKING:
     import pandas
@@ -71,29 +71,20 @@ class SubgroupEvaluation:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per subgroup."""
-        frame = require_pandas()
+        import pandas
+
         names = ("counts", "accuracy", "mean_confidence", "gap", "error", "debiased", "low", "high", "direction")
         columns = {name: getattr(self, name) for name in (*names, "p_values", "differs", "difference_p_values")}
-        return frame.DataFrame(columns, index=frame.Index(self.names, name=self.by))
+        return pandas.DataFrame(columns, index=pandas.Index(self.names, name=self.by))
 
     def __str__(self) -> str:
-        width = min(max(len(str(name)) for name in [*self.names, self.by]), 60)
-        interval = f"{f'{100 * self.confidence:.6g} % interval':<18}  confidence is"
-        rows = [
-            f"{self.by[:width]:<{width}}  {'samples':>8}  {'accuracy':>8}  {'confidence':>10}  {'ECE':>7}  {interval}"
-        ]
-        for place, (name, direction) in enumerate(zip(self.names, self.direction, strict=True)):
-            verdict = [direction] * bool(direction) + ["differs"] * bool(self.differs[place])
-            rows.append(
-                f"{str(name)[:width]:<{width}}  {self.counts[place]:>8,}  {self.accuracy[place]:>8.4f}  "
-                f"{self.mean_confidence[place]:>10.4f}  {self.error[place]:>7.4f}  "
-                f"{f'[{self.low[place]:.4f}, {self.high[place]:.4f}]':<18}  {', '.join(verdict)}"
-            )
+        frame = self.to_frame().drop(columns=["gap", "p_values", "difference_p_values"])
         note = (
-            "too high, too low: beyond chance; differs: accuracy minus confidence is not that of the other samples; "
-            f"both at {1 - self.confidence:.4g}, corrected for their number, {len(self.names):,}, by Holm's method"
+            f"error is the ECE, with its {100 * self.confidence:.6g} % interval; direction: too high or too low; "
+            "differs: accuracy minus confidence is not that of the others; beyond chance, corrected for "
+            f"{len(self.names):,} subgroups by Holm's method"
         )
-        return "\n".join(line.rstrip() for line in [*rows, note])
+        return f"{frame.to_string(float_format='{:.4f}'.format, na_rep='–')}\n{note}"
 
 
 def evaluate_subgroups(

@@ -15,11 +15,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import logsumexp
 
-from kcal.errors import FileFormatError
-from kcal.validation import shown
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.validation import check_probs, collect_classes, shown
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +87,20 @@ def class_payoffs(probs: Floats, labels: NDArray[np.intp]) -> Payoffs:
         np.concatenate([probs, np.maximum(if_own, if_other)], axis=1),
         np.ones(2 * probs.shape[1]),
     )
+
+
+def check_named_probs(
+    probs: ArrayLike, classes: ArrayLike | None = None, name: str = "probs"
+) -> tuple[Floats, NDArray[Any]]:
+    """Return probabilities, (n, n_classes), and the label of every column: 0, 1, … without ``classes``."""
+    names = None if classes is None else collect_classes([], classes)
+    checked = np.asarray(check_probs(probs, name, n_classes=None if names is None else len(names)), dtype=np.float64)
+    n_classes = checked.shape[1]
+    if names is not None and len(names) != n_classes:
+        raise InvalidInputError(
+            name, f"must have one column for each of the classes ({len(names)})", got=str(n_classes)
+        )
+    return checked, np.arange(n_classes) if names is None else names
 
 
 def normalised(probs: NDArray[np.floating]) -> Floats:

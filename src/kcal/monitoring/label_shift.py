@@ -14,20 +14,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize, nnls
+from scipy.optimize import minimize
 from scipy.special import chdtrc, fdtrc, log_softmax, ndtri, stdtrit
 
 from kcal.errors import ConvergenceWarning, IdentifiabilityWarning, InvalidInputError, warn
-from kcal.monitoring.betting import Floats, sum_by_group
+from kcal.monitoring.betting import Floats, check_named_probs, sum_by_group
 from kcal.validation import (
     ALMOST_ZERO,
     SUM_TOLERANCE,
-    check_choice,
     check_groups,
     check_labels,
     check_number,
     check_probs,
-    collect_classes,
     encode_labels,
     to_numbers,
 )
@@ -35,13 +33,13 @@ from kcal.validation import (
 Labelled = tuple[Floats, NDArray[np.intp]]
 """Predictions for calibration samples, (n, n_classes), and the columns of their labels, (n,)."""
 
-METHODS = ("auto", "em", "corrected-em", "moments")
 FEW_LABELS = 10.0
 """Number of labels that the samples must be as informative as, in the direction of least information."""
 PENALTY = 1.0
 """Inverse variance of the prior of the bias of a class."""
-SUM_WEIGHT = 1e3
-"""Weight of the equation that frequencies sum to 1, beside those of the moments."""
+MAX_ITERATIONS, TOLERANCE = 5_000, 1e-9
+"""Of expectation maximisation; it ends when all frequencies together change by less."""
+MIN_FREQUENCY = 1e-12
 MAX_SHOWN = 20
 
 
@@ -111,7 +109,6 @@ def estimate_prior(
     calibration_groups: ArrayLike | None = None,
     classes: ArrayLike | None = None,
     groups: ArrayLike | None = None,
-    method: str = "auto",
     strength: float | None = None,
     confidence: float = 0.95,
 ) -> PriorEstimate:
@@ -138,10 +135,6 @@ def estimate_prior(
         Patients, sites of the unlabelled samples and of the calibration samples. Whole groups vary then: intervals are
         wider, and the shrunken estimate stays near the reference unless groups agree on a change. Pass them where
         there are any, because samples of a class look different from patient to patient.
-    method : "auto", "em", "corrected-em" or "moments"
-        "corrected-em" needs calibration predictions and is "auto" with them; "em" does without. "moments" solves
-        Σ_k π_k·(mean prediction of class k) = mean prediction, without the correction: consistent for any predictions,
-        noisy where classes are rare.
     strength
         Weight of the reference, in samples: one per class if None; 0 for maximum likelihood.
     confidence
@@ -154,54 +147,51 @@ def estimate_prior(
     IdentifiabilityWarning
         If predictions say too little of some frequencies.
     """
-    given = None if classes is None else collect_classes([], classes)
-    checked = np.asarray(check_probs(probs, n_classes=None if given is None else len(given)), dtype=np.float64)
+    checked, names = check_named_probs(probs, classes)
     n_samples, n_classes = checked.shape
-    names = np.arange(n_classes) if given is None else given
-    if len(names) != n_classes:
-        raise InvalidInputError("classes", f"must name every column of probs ({n_classes})", got=f"{len(names)}")
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
-    strength = n_classes if strength is None else check_number(strength, "strength", minimum=0)
+    strength = float(n_classes if strength is None else check_number(strength, "strength", minimum=0))
     codes = None if groups is None else check_groups(groups, n_samples)
-    known = _check_calibration(calibration_probs, calibration_labels, names)
-    check_choice(method, "method", METHODS)
-    if method == "auto":
-        method = "em" if known is None else "corrected-em"
-    missing = {"calibration_probs": method != "em", "calibration_groups": calibration_groups is not None}
-    if known is None and any(missing.values()):
-        name = next(name for name, is_needed in missing.items() if is_needed)
-        remedy = "Pass calibration_probs, such as leave_one_out_proba_ of a KCal, and calibration_labels."
-        raise InvalidInputError(name, "needs calibration predictions and labels", remedy=remedy)
-    known_codes = None
-    if known is not None and calibration_groups is not None:
-        known_codes = check_groups(calibration_groups, len(known[1]), "calibration_groups")
+    known, known_codes = _check_calibration(calibration_probs, calibration_labels, calibration_groups, names)
     assumed = _check_reference(reference, n_classes, known)
-    if known is not None and method == "moments":
-        found = _by_moments(checked, *known, codes)
-    else:
-        correction = fit_bias_correction(*known) if known is not None and method == "corrected-em" else None
-        found = _by_mixture(checked, assumed, correction, known, codes, float(strength))
-    _warn(found, n_samples, names)
-    covariance, of_change = _covariances(found, assumed, known, known_codes)
+    correction = None if known is None else _fit_bias_correction(*known)
+    corrected = checked if correction is None else correction.apply(checked)
+    ratios = np.divide(corrected, assumed, out=np.zeros(checked.shape), where=assumed > 0)
+    told = ratios.any(axis=1)
+    if not told.any():
+        raise InvalidInputError("reference", "gives nothing to the classes of the predictions")
+    ratios = ratios[told]
+    prior, n_iterations, converged = _fit_mixture(ratios, assumed, strength)
+    information, direction = _least_information(ratios, prior, assumed)
+    _warn_of_information(information, direction, n_samples, names)
+    maximum = _Maximum(ratios, prior, assumed, strength)
+    influences = maximum.influence(maximum.gradients - 1.0)
+    covariance = of_change = _covariance(influences, None if codes is None else codes[told])
+    if correction is not None and known is not None:
+        scores = maximum.calibration_scores(_log(checked[told]), correction, assumed, known[1])
+        influences = maximum.influence(scores)
+        counted = (np.eye(n_classes)[known[1]] - assumed) / len(known[1])
+        of_change = covariance + _covariance(influences - counted, known_codes)
+        covariance = covariance + _covariance(influences, known_codes)
     n_groups = min((len(np.unique(each)) for each in (codes, known_codes) if each is not None), default=None)
     level = 0.5 + confidence / 2
     quantile = float(ndtri(level) if n_groups is None else stdtrit(max(n_groups - 1, 1), level))
-    low, high = _wilson_intervals(found.prior, np.diag(covariance), n_samples, quantile)
+    low, high = _wilson_intervals(prior, np.diag(covariance), n_samples, quantile)
     return PriorEstimate(
-        prior=found.prior,
+        prior=prior,
         low=low,
         high=high,
-        shrunken=_shrink(found.prior, assumed, of_change),
-        p_value=_p_value_of_no_change(found.prior, assumed, of_change, n_groups),
+        shrunken=_shrink(prior, assumed, of_change),
+        p_value=_p_value_of_no_change(prior, assumed, of_change, n_groups),
         covariance=covariance,
         reference=assumed,
         classes=names,
-        method=method,
+        method="em" if known is None else "corrected-em",
         confidence=confidence,
         n_samples=n_samples,
-        n_iterations=found.n_iterations,
-        converged=found.converged,
-        information=found.information,
+        n_iterations=n_iterations,
+        converged=converged,
+        information=information,
     )
 
 
@@ -221,19 +211,21 @@ def adjust_prior(probs: ArrayLike, prior: ArrayLike, reference: ArrayLike) -> Fl
     return np.asarray(np.divide(weighted, sums, out=np.broadcast_to(new, weighted.shape).copy(), where=sums > 0))
 
 
-def _check_calibration(probs: Any, labels: Any, names: NDArray[Any]) -> Labelled | None:
-    """Return calibration predictions and the columns of their labels, or None without them."""
-    if probs is None and labels is None:
-        return None
-    if probs is None or labels is None:
-        missing = "calibration_probs" if probs is None else "calibration_labels"
-        raise InvalidInputError(missing, "must be passed too: predictions and labels of the calibration set")
-    checked = np.asarray(check_probs(probs, "calibration_probs", n_classes=len(names)), dtype=np.float64)
-    if checked.shape[1] != len(names):
-        expected = f"must have the columns of probs ({len(names)})"
-        raise InvalidInputError("calibration_probs", expected, got=f"{checked.shape[1]}")
+def _check_calibration(
+    probs: Any, labels: Any, groups: Any, names: NDArray[Any]
+) -> tuple[Labelled | None, NDArray[np.int64] | None]:
+    """Return calibration predictions with the columns of their labels, and codes of their groups; None without them."""
+    given = {"calibration_probs": probs, "calibration_labels": labels}
+    missing = [name for name, values in given.items() if values is None]
+    if missing and (len(missing) == 1 or groups is not None):
+        remedy = "Pass calibration_probs, such as leave_one_out_proba_ of a KCal, and calibration_labels."
+        raise InvalidInputError(missing[0], "must be passed with the other calibration arguments", remedy=remedy)
+    if missing:
+        return None, None
+    checked, _ = check_named_probs(probs, names, "calibration_probs")
     known = check_labels(labels, len(checked), "calibration_labels")
-    return checked, encode_labels(known, names, "calibration_labels").astype(np.intp)
+    codes = None if groups is None else check_groups(groups, len(checked), "calibration_groups")
+    return (checked, encode_labels(known, names, "calibration_labels").astype(np.intp)), codes
 
 
 def _check_reference(reference: Any, n_classes: int, known: Labelled | None) -> Floats:
@@ -256,13 +248,11 @@ def _check_frequencies(values: Any, name: str, n_classes: int) -> Floats:
     return np.asarray(array / array.sum())
 
 
-def _warn(found: FrequencyFit, n_samples: int, names: NDArray[Any]) -> None:
-    """Warn if the maximum was not reached, or if predictions say too little of some frequencies."""
-    if not found.converged:
-        warn(f"Expectation maximisation did not converge in {found.n_iterations:,} iterations.", ConvergenceWarning)
-    n_labels = found.information * n_samples
+def _warn_of_information(information: float, direction: Floats, n_samples: int, names: NDArray[Any]) -> None:
+    """Warn if predictions say too little of some frequencies, those that differ in ``direction``."""
+    n_labels = information * n_samples
     if n_labels < FEW_LABELS:
-        more, less = names[int(found.weakest.argmax())], names[int(found.weakest.argmin())]
+        more, less = names[int(direction.argmax())], names[int(direction.argmin())]
         warn(
             f"The predictions hardly distinguish the frequencies of {more!s} and {less!s}: {n_samples:,} of them tell "
             f"as much as {n_labels:.2g} labels.",
@@ -272,7 +262,7 @@ def _warn(found: FrequencyFit, n_samples: int, names: NDArray[Any]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class BiasCorrection:
+class _BiasCorrection:
     """An exponent and a bias per class; ``changes``, (n, 1 + n_classes), are the influence of each labelled sample."""
 
     exponent: float
@@ -289,7 +279,7 @@ def _log(probs: Floats) -> Floats:
     return np.log(np.maximum(probs, ALMOST_ZERO))
 
 
-def fit_bias_correction(probs: Floats, labels: NDArray[np.intp]) -> BiasCorrection:
+def _fit_bias_correction(probs: Floats, labels: NDArray[np.intp]) -> _BiasCorrection:
     """Fit to labelled predictions that the calibrator was not fitted on; ``labels`` are columns."""
     logs, targets = _log(probs), np.eye(probs.shape[1])[labels]
 
@@ -305,7 +295,7 @@ def fit_bias_correction(probs: Floats, labels: NDArray[np.intp]) -> BiasCorrecti
     bounds = [(1e-3, 1e3)] + [(None, None)] * probs.shape[1]
     found = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds).x
     fitted = np.exp(log_softmax(found[0] * logs + found[1:], axis=1))
-    return BiasCorrection(float(found[0]), found[1:], _influences(logs, fitted, targets))
+    return _BiasCorrection(float(found[0]), found[1:], _influences(logs, fitted, targets))
 
 
 def _influences(logs: Floats, fitted: Floats, targets: Floats) -> Floats:
@@ -321,80 +311,78 @@ def _influences(logs: Floats, fitted: Floats, targets: Floats) -> Floats:
     return np.asarray(gradients @ np.linalg.pinv(hessian))
 
 
-def _fit_mixture(
-    ratios: Floats, start: Floats, *, strength: float, tolerance: float = 1e-9, max_iterations: int = 5_000
-) -> tuple[Floats, int, bool]:
+def _fit_mixture(ratios: Floats, start: Floats, strength: float) -> tuple[Floats, int, bool]:
     """Maximise Σ_i log Σ_k π_k·r_ik + strength·Σ_k start_k·log π_k by expectation maximisation.
 
     π_k ← (Σ_i π_k·r_ik / Σ_j π_j·r_ij + strength·start_k) / (n + strength), from ``start``. Return π, the number of
     iterations and whether they converged.
     """
     prior, total = start, len(ratios) + strength
-    for iteration in range(1, max_iterations + 1):
+    for iteration in range(1, MAX_ITERATIONS + 1):
         before = prior
         prior = (before * (ratios.T @ (1.0 / (ratios @ before))) + strength * start) / total
         prior = prior / prior.sum()
-        if np.abs(prior - before).sum() < tolerance:
+        if np.abs(prior - before).sum() < TOLERANCE:
             return prior, iteration, True
-    return prior, max_iterations, False
+    warn(f"Expectation maximisation did not converge in {MAX_ITERATIONS:,} iterations.", ConvergenceWarning)
+    return prior, MAX_ITERATIONS, False
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Derivatives of the penalised log likelihood at its maximum, on the classes of positive frequency.
+class _Maximum:
+    """The penalised log likelihood at its maximum ``prior``, on the classes of positive frequency.
 
-    Directions of the simplex sum to 0: ``basis``, (n_kept, n_kept − 1), spans them.
+    Directions of the simplex sum to 0: ``basis``, (n_kept, n_kept − 1), spans them. ``curvature`` is −∂²/∂π² along it.
     """
 
-    kept: NDArray[np.bool_]
-    posteriors: Floats  # q, (n, n_kept): of the rows, under the estimated prior
-    gradients: Floats  # q / π, (n, n_kept)
-    basis: Floats
-    curvature: Floats  # −∂²/∂π², of likelihood and penalty, along the basis
-    information: float
-    weakest: Floats  # the direction in which the rows tell least, (n_classes,)
+    def __init__(self, ratios: Floats, prior: Floats, reference: Floats, strength: float) -> None:
+        self.kept = prior > MIN_FREQUENCY
+        weights = prior[self.kept]
+        joint = ratios[:, self.kept] * weights
+        self.posteriors: Floats = joint / joint.sum(axis=1, keepdims=True)  # q, (n, n_kept), under the estimate
+        self.gradients: Floats = self.posteriors / weights  # q / π
+        self.basis: Floats = np.linalg.svd(np.ones((1, len(weights))))[2][1:].T
+        penalty = np.diag(strength * reference[self.kept] / weights**2)
+        self.curvature: Floats = self.basis.T @ (self.gradients.T @ self.gradients + penalty) @ self.basis
 
-    def influence(self, score_changes: Floats) -> Floats:
-        """Return changes of the estimate, (m, n_classes), for changes of the score, (m, n_kept)."""
-        changes = np.zeros((len(score_changes), len(self.kept)))
+    def influence(self, scores: Floats) -> Floats:
+        """Return changes of the estimate, (m, n_classes), for changes of the gradient, (m, n_kept)."""
+        changes = np.zeros((len(scores), len(self.kept)))
         if self.basis.shape[1]:
-            changes[:, self.kept] = score_changes @ self.basis @ np.linalg.pinv(self.curvature) @ self.basis.T
+            changes[:, self.kept] = scores @ self.basis @ np.linalg.pinv(self.curvature) @ self.basis.T
         return changes
 
+    def calibration_scores(
+        self, logs: Floats, correction: _BiasCorrection, reference: Floats, labels: NDArray[np.intp]
+    ) -> Floats:
+        """Return how each calibration sample changes the gradient, (n_calibration, n_kept).
 
-def scores_at(ratios: Floats, prior: Floats, reference: Floats, strength: float) -> Scores:
-    """Return the derivatives at the estimate."""
-    kept = prior > 1e-12
-    weights = prior[kept]
-    joint = ratios[:, kept] * weights
-    posteriors = joint / joint.sum(axis=1, keepdims=True)
-    gradients = posteriors / weights
-    basis = np.linalg.svd(np.ones((1, len(weights))))[2][1:].T
-    likelihood = gradients.T @ gradients
-    curvature = basis.T @ (likelihood + np.diag(strength * reference[kept] / weights**2)) @ basis
-    return Scores(kept, posteriors, gradients, basis, curvature, *_information_between(ratios, prior, reference))
+        By the correction, ∂(q_k/π_k)/∂b_j = (q_k/π_k)·(δ_jk − q_j), likewise for the exponent with log p in place of δ;
+        and by the reference, whose logarithm has the opposite sign of the bias.
+        """
+        kept, posteriors, gradients = self.kept, self.posteriors, self.gradients
+        by_bias = np.diag(gradients.sum(axis=0)) - gradients.T @ posteriors
+        own = logs[:, kept]
+        by_exponent = (gradients * (own - (posteriors * own).sum(axis=1, keepdims=True))).sum(axis=0)
+        counted = np.eye(len(reference))[labels][:, kept]
+        by_reference = (counted / reference[kept] - 1.0) / len(labels)
+        bias_changes = correction.changes[:, 1:][:, kept] - by_reference
+        return np.asarray(bias_changes @ by_bias.T + np.outer(correction.changes[:, 0], by_exponent))
 
 
-def _information_between(ratios: Floats, prior: Floats, reference: Floats) -> tuple[float, Floats]:
-    """Return the smallest information of a row and its direction, half way between the estimate and the reference.
+def _least_information(ratios: Floats, prior: Floats, reference: Floats) -> tuple[float, Floats]:
+    """Return the smallest information of a row in units of that of a label, 0 to 1, and its direction, (n_classes,).
 
-    There no class is absent, as it may be in the estimate. Rows are weighted as if drawn from those frequencies.
+    It is computed half way between the estimate and the reference, where no class is absent, as it may be in the
+    estimate; rows are weighted as if drawn from those frequencies π. A label has the information diag(1/π): relative to
+    it, that of a prediction is D·I·D with D = diag(√π), on the directions orthogonal to √π.
     """
     middle = (prior + reference) / 2
     densities = ratios @ middle
     weights = densities / (ratios @ prior)
     gradients = ratios / densities[:, None]
-    return _weakest_direction((gradients * weights[:, None]).T @ gradients / weights.sum(), middle)
-
-
-def _weakest_direction(information: Floats, prior: Floats) -> tuple[float, Floats]:
-    """Return the smallest information of a row in units of that of a label, 0 to 1, and its direction, (n_classes,).
-
-    A label has the information diag(1/π): relative to it, that of a prediction is D·I·D with D = diag(√π), on the
-    directions orthogonal to √π.
-    """
-    kept = prior > 1e-12
-    roots, direction = np.sqrt(prior[kept]), np.zeros(len(prior))
+    information = (gradients * weights[:, None]).T @ gradients / weights.sum()
+    kept = middle > MIN_FREQUENCY
+    roots, direction = np.sqrt(middle[kept]), np.zeros(len(middle))
     if len(roots) < 2:
         return 1.0, direction
     tangent = np.linalg.svd(roots[None])[2][1:].T
@@ -402,112 +390,6 @@ def _weakest_direction(information: Floats, prior: Floats) -> tuple[float, Float
     values, vectors = np.linalg.eigh(tangent.T @ relative @ tangent)
     direction[kept] = roots * (tangent @ vectors[:, 0])
     return float(np.clip(values[0], 0.0, 1.0)), direction
-
-
-def _match_moments(means: Floats, by_class: Floats) -> Floats:
-    """Return frequencies π ≥ 0, Σ π = 1, with the smallest ‖C·π − m‖².
-
-    ``means`` is m, (n_classes,), the mean prediction; column k of C, ``by_class``, is that of the samples of class k.
-    """
-    equations = np.vstack([by_class, SUM_WEIGHT * np.ones(len(means))])
-    solution, _ = nnls(equations, np.append(means, SUM_WEIGHT), maxiter=100 * len(means))
-    return np.asarray(solution / solution.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class FrequencyFit:
-    """An estimate, the changes of it that each sample and each calibration sample brings, and its information.
-
-    ``tested``, (m, n_classes), has a row per sample or group; ``calibrated`` is None without calibration predictions.
-    ``information`` of a prediction is in units of a label, in the direction ``weakest`` in which it is smallest.
-    """
-
-    prior: Floats
-    n_iterations: int
-    converged: bool
-    tested: Floats
-    calibrated: Floats | None
-    information: float
-    weakest: Floats
-
-
-def _by_mixture(
-    probs: Floats,
-    reference: Floats,
-    correction: BiasCorrection | None,
-    known: Labelled | None,
-    groups: NDArray[np.int64] | None,
-    strength: float,
-) -> FrequencyFit:
-    """Return the estimate by expectation maximisation, its influences, the information, its weakest direction."""
-    corrected = probs if correction is None else correction.apply(probs)
-    ratios = np.divide(corrected, reference, out=np.zeros(probs.shape), where=reference > 0)
-    told = ratios.any(axis=1)
-    ratios = ratios[told]
-    if not len(ratios):
-        raise InvalidInputError("reference", "gives nothing to the classes of the predictions")
-    fit = _fit_mixture(ratios, reference, strength=strength)
-    scores = scores_at(ratios, fit[0], reference, strength)
-    gradients = scores.gradients - 1.0
-    tested = scores.influence(gradients if groups is None else _sum_by_group(gradients, groups[told]))
-    if correction is None or known is None:
-        return FrequencyFit(*fit, tested, None, scores.information, scores.weakest)
-    changes = _calibration_scores(scores, _log(probs[told]), correction, reference, known[1])
-    return FrequencyFit(*fit, tested, scores.influence(changes), scores.information, scores.weakest)
-
-
-def _calibration_scores(
-    scores: Scores, logs: Floats, correction: BiasCorrection, reference: Floats, labels: NDArray[np.intp]
-) -> Floats:
-    """Return how each calibration sample changes the score, (n_calibration, n_kept), by correction and reference.
-
-    ∂(q_k/π_k)/∂b_j = (q_k/π_k)·(δ_jk − q_j), likewise for the exponent with log p in place of δ; the logarithm of the
-    reference has the opposite sign of the bias.
-    """
-    kept, posteriors, gradients = scores.kept, scores.posteriors, scores.gradients
-    by_bias = np.diag(gradients.sum(axis=0)) - gradients.T @ posteriors
-    own = logs[:, kept]
-    by_exponent = (gradients * (own - (posteriors * own).sum(axis=1, keepdims=True))).sum(axis=0)
-    counted = np.eye(len(reference))[labels][:, kept]
-    by_reference = (counted / reference[kept] - 1.0) / len(labels)
-    bias_changes = correction.changes[:, 1:][:, kept] - by_reference
-    return np.asarray(bias_changes @ by_bias.T + np.outer(correction.changes[:, 0], by_exponent))
-
-
-def _by_moments(
-    probs: Floats, known: Floats, labels: NDArray[np.intp], groups: NDArray[np.int64] | None
-) -> FrequencyFit:
-    """Return the estimate by moments, its influences, the information, its weakest direction."""
-    n_classes = probs.shape[1]
-    counts = np.bincount(labels, minlength=n_classes)
-    spread = (np.eye(n_classes)[labels].T @ known + known.mean(axis=0)) / (counts + 1.0)[:, None]  # one sample shrunken
-    by_class = spread.T
-    prior = _match_moments(probs.mean(axis=0), by_class)
-    inverse = np.linalg.pinv(by_class)
-    gaps = probs - by_class @ prior
-    tested = (gaps if groups is None else _sum_by_group(gaps, groups)) @ inverse.T / len(probs)
-    weights = np.divide(prior, counts, out=np.zeros(n_classes), where=counts > 0)
-    calibrated = ((known - spread[labels]) * weights[labels][:, None]) @ inverse.T
-    of_means = by_class.T @ np.linalg.pinv(np.cov(probs.T), hermitian=True) @ by_class
-    information, weakest = _weakest_direction(of_means, (prior + counts / len(labels)) / 2)
-    return FrequencyFit(prior, 1, True, tested, calibrated, information, weakest)
-
-
-def _covariances(
-    found: FrequencyFit, reference: Floats, known: Labelled | None, groups: NDArray[np.int64] | None
-) -> tuple[Floats, Floats]:
-    """Return the covariance of the estimate, and that of its difference from the counted reference.
-
-    ``groups`` of the calibration samples vary as a whole.
-    """
-    of_rows = found.tested.T @ found.tested
-    if found.calibrated is None or known is None:
-        return of_rows, of_rows
-    counted = (np.eye(len(reference))[known[1]] - reference) / len(known[1])
-    parts = [found.calibrated, found.calibrated - counted]
-    if groups is not None:
-        parts = [_sum_by_group(part, groups) for part in parts]
-    return of_rows + parts[0].T @ parts[0], of_rows + parts[1].T @ parts[1]
 
 
 def _wilson_intervals(prior: Floats, variances: Floats, n_samples: int, quantile: float) -> tuple[Floats, Floats]:
@@ -553,8 +435,10 @@ def _p_value_of_no_change(prior: Floats, reference: Floats, covariance: Floats, 
     return float(fdtrc(freedom, left, distance * left / ((n_groups - 1) * freedom))) if left > 0 else float("nan")
 
 
-def _sum_by_group(rows: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Return the sums of the rows of each of G groups, times √(G/(G − 1)): unbiased if each group has its own mean."""
+def _covariance(influences: Floats, groups: NDArray[np.int64] | None) -> Floats:
+    """Return Σ_i influence_i·influence_iᵀ, of rows or of the sums of G groups, times G/(G − 1): unbiased then."""
+    if groups is None:
+        return influences.T @ influences
     codes = np.unique(groups, return_inverse=True)[1]
-    n_groups = int(codes.max()) + 1
-    return np.asarray(sum_by_group(rows, codes) * np.sqrt(n_groups / max(n_groups - 1, 1)))
+    sums, n_groups = sum_by_group(influences, codes), int(codes.max()) + 1
+    return np.asarray(sums.T @ sums * (n_groups / max(n_groups - 1, 1)))

@@ -16,13 +16,14 @@ from kcal.monitoring.betting import (
     Floats,
     Payoffs,
     Wealth,
+    check_named_probs,
     class_payoffs,
     first_crossing,
     normalised,
     overall_payoffs,
     reading_state,
 )
-from kcal.validation import check_groups, check_labels, check_number, check_probs, collect_classes, encode_labels
+from kcal.validation import check_groups, check_labels, check_number, collect_classes, encode_labels
 
 BLOCK_NUMBERS = 2**18
 """Numbers of a block of rows, at most, in all games and stakes."""
@@ -200,10 +201,7 @@ class CalibrationMonitor:
         groups
             Patients, devices, sites, (n,): each is watched by itself too.
         """
-        n_classes = len(self.classes)
-        checked = check_probs(probs, n_classes=n_classes)
-        if checked.shape[1] != n_classes:
-            raise InvalidInputError("probs", f"must have one column per class ({n_classes})", got=f"{checked.shape[1]}")
+        checked, _ = check_named_probs(probs, self.classes)
         known = check_labels(labels, len(checked), "labels")
         wide, codes = normalised(checked), encode_labels(known, self.classes).astype(np.intp)
         names = self._group_names(groups, len(wide))

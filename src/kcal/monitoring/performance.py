@@ -11,15 +11,12 @@ from scipy.special import ndtri
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import METRICS
-from kcal.monitoring.betting import Floats, sum_by_group
+from kcal.monitoring.betting import Floats, check_named_probs, sum_by_group
 from kcal.validation import (
     ALMOST_ZERO,
     check_choice,
     check_groups,
     check_number,
-    check_probs,
-    collect_classes,
-    require_pandas,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +66,8 @@ class PerformanceEstimate:
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per metric, and per class for recall and precision."""
-        pandas = require_pandas()
+        import pandas
+
         rows: dict[tuple[str, Any], Any] = {(name, ""): getattr(self, name) for name in TITLES}
         for name in ("recall", "precision"):
             rows |= {(name, label): row for label, row in zip(self.classes.tolist(), getattr(self, name), strict=True)}
@@ -114,11 +112,7 @@ def estimate_performance(
     confidence
         Of the intervals, which are normal ones.
     """
-    names = None if classes is None else collect_classes([], classes)
-    checked = np.asarray(check_probs(probs, n_classes=None if names is None else len(names)), dtype=np.float64)
-    names = np.arange(checked.shape[1]) if names is None else names
-    if len(names) != checked.shape[1]:
-        raise InvalidInputError("classes", f"must name every column of probs ({checked.shape[1]})", got=f"{len(names)}")
+    checked, names = check_named_probs(probs, classes)
     check_choice(target, "target", ("rows", "population"))
     if groups is not None and target != "population":
         expected, remedy = 'apply to target="population" only', "Leave them out: labels are drawn row by row."

@@ -89,7 +89,7 @@ def load(
     place = None if device is None else check_device(device)
     if projection is not None and not isinstance(projection, nn.Module):
         raise InvalidInputError("projection", "must be a torch module", got=shown(projection))
-    loaded = from_parts(*_parse(_read(path), path), path, projection)
+    loaded = from_parts(*_read(path), path, projection)
     if place is None:
         return loaded
     if not (isinstance(loaded, Calibrator) and loaded.tags.has_support):
@@ -100,15 +100,16 @@ def load(
 
 def load_calibrator(path: Source) -> Calibrator:
     """Read a calibrator that :func:`save` wrote; raise if the file has a trained projection."""
-    return _check_calibrator(load(path), path)
+    return load_with_network(path)[0]
 
 
 def load_with_network(path: Source) -> tuple[Calibrator, dict[str, Any] | None]:
     """Read a calibrator and the description of its network, None if there is none, from one and the same file."""
     path = check_path(path)
-    text, tensors = _parse(_read(path), path)
-    calibrator = _check_calibrator(from_parts(text, tensors, path), path)
-    network = json.loads(text).get("network")
+    text, tensors = _read(path)
+    calibrator, network = from_parts(text, tensors, path), json.loads(text).get("network")
+    if not isinstance(calibrator, Calibrator):
+        raise FileFormatError(f"{path} has a trained projection, not a calibrator. Pass it to KCal(projection=...).")
     if network is not None and not isinstance(network, dict):
         raise FileFormatError(f"{path} is damaged: its description of the network is not an object.")
     return calibrator, network
@@ -177,33 +178,31 @@ def checksum(header: str, tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path) -> bytes:
-    """Return the content of a file, opened once: it may be replaced at any time, but one open file is always whole."""
+def _read(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    """Return the header and the tensors of a file, as they were written.
+
+    It is opened once: it may be replaced at any time, but one open file is always whole.
+    """
     try:
         if not path.is_file():
             raise FileFormatError(f"{path} is not a file.")
-        return path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(f"{path} cannot be read ({error}).") from error
-
-
-def _parse(content: bytes, source: Source) -> tuple[str, dict[str, torch.Tensor]]:
-    """Return the header and the tensors of a file's content, as they were written."""
-    try:
+        content = path.read_bytes()
         tensors = safetensors_tensors(content)
         end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
         metadata = json.loads(content[LENGTH_BYTES:end]).get("__metadata__") or {}
         if METADATA not in metadata:
-            raise FileFormatError(f"{source} is a safetensors file, but kcal did not write it.")
+            raise FileFormatError(f"{path} is a safetensors file, but kcal did not write it.")
         text = metadata[METADATA].partition("\n")[2]
-        _read_header(text, source)  # a later version may have another checksum
+        _read_header(text, path)  # a later version may have another checksum
         if metadata != to_metadata(text, tensors):
-            raise FileFormatError(f"{source} is damaged: its checksum does not match. Save the calibrator again.")
+            raise FileFormatError(f"{path} is damaged: its checksum does not match. Save the calibrator again.")
         return text, tensors
+    except FileFormatError:
+        raise
+    except OSError as error:
+        raise FileFormatError(f"{path} cannot be read ({error}).") from error
     except (SafetensorError, ValueError, LookupError, RuntimeError) as error:
-        if isinstance(error, FileFormatError):
-            raise
-        raise FileFormatError(f"{source} is not a kcal file, or it is truncated or corrupt ({error}).") from error
+        raise FileFormatError(f"{path} is not a kcal file, or it is truncated or corrupt ({error}).") from error
 
 
 def _read_header(text: str, source: Source) -> dict[str, Any]:
@@ -234,12 +233,6 @@ def _first_damaged(tensors: Tensors) -> str:
             if not ((lowest >= -MAX_NUMBER or log_of_zero) and highest <= MAX_NUMBER):
                 return f"a tensor {name!r} with entries from {lowest:.3g} to {highest:.3g}"
     return ""
-
-
-def _check_calibrator(loaded: Calibrator | TrainedProjection, source: Source) -> Calibrator:
-    if not isinstance(loaded, Calibrator):
-        raise FileFormatError(f"{source} has a trained projection, not a calibrator. Pass it to KCal(projection=...).")
-    return loaded
 
 
 @calibrator_state.register

@@ -38,7 +38,6 @@ from kcal.validation import (
     check_integer,
     check_labels,
     check_matrix,
-    check_number,
     check_weights,
     shown,
     to_array,
@@ -310,19 +309,17 @@ class CalibrationStore:
         self,
         calibrator: Calibrator,
         *,
-        every: float | None = None,
         classes: Any = None,
         version: str | None = None,
         keep_others: bool = False,
     ) -> StoreSync:
         """Return an object whose ``update()`` brings what changed here to a KCal or a KCalBlend.
 
-        With ``every``, ``with store.follow(calibrator, every=60):`` does so from a thread, every so many seconds.
-        ``classes`` are those of the first fit, as in ``fit``; ``version`` chooses the samples of one model version.
-        With ``keep_others`` samples of the calibrator that were never here stay: the store holds additional ones.
+        Predictions go on while another thread calls it. ``classes`` are those of the first fit, as in ``fit``;
+        ``version`` chooses the samples of one model version. With ``keep_others`` samples of the calibrator that were
+        never here stay: the store holds additional ones.
         """
-        options: dict[str, Any] = {"classes": classes, "version": _check_version(version), "keep_others": keep_others}
-        return StoreSync(self, calibrator, every, **options)
+        return StoreSync(self, calibrator, classes=classes, version=version, keep_others=keep_others)
 
     def warn_versions(self, versions: set[str], chosen: str | None = None) -> None:
         """Warn if samples are of several model versions or, unless one was ``chosen``, of another than the store's."""
@@ -598,17 +595,12 @@ class StoreSync:
     The calibrator is unfitted, or was fitted with ids of the store: saved and loaded again, it goes on. Then samples
     whose embeddings and labels it has are left as they are. If its ``updates`` limit the samples that it keeps, those
     that came to the store before the oldest that it has count as evicted, and do not return.
-
-    As a context manager it updates the calibrator from a thread of its own, ``every`` so many seconds; predictions go
-    on meanwhile. Without ``every``, call :meth:`update`. If an update of the thread fails, it warns, keeps the error in
-    ``error`` and tries again at the next interval; an error that lasts is raised where the context ends.
     """
 
     def __init__(
         self,
         store: CalibrationStore,
         calibrator: Calibrator,
-        every: float | None,
         *,
         classes: Any = None,
         version: str | None = None,
@@ -617,18 +609,13 @@ class StoreSync:
         if not (isinstance(calibrator, Calibrator) and calibrator.tags.learns_online):
             expected = "must be one that learns online: KCal or KCalBlend"
             raise InvalidInputError("calibrator", expected, got=shown(calibrator))
-        if every is not None:
-            check_number(every, "every", minimum=0, exclusive=True)
         self.calibrator: Any = calibrator
-        self.store, self.every, self.keep_others = store, every, keep_others
-        self.classes, self.version = classes, version
+        self.store, self.keep_others = store, keep_others
+        self.classes, self.version = classes, _check_version(version)
         self.since = 0
         """Number of the last change of the store that the calibrator has seen."""
-        self.error: Exception | None = None
-        """Error of the latest update by the thread; None if it succeeded."""
         self._versions: set[str] = set()  # of the samples so far
         self._rows: dict[Any, int] = {}  # of the samples that the calibrator has, or had and evicted
-        self._stop, self._thread = threading.Event(), threading.Thread()
         self._check_calibrator()
 
     def update(self, *, search: bool = True) -> int:
@@ -643,13 +630,15 @@ class StoreSync:
             self._versions |= changes.versions
             self.store.warn_versions(self._versions, self.version)
         unchanged = self._adopt(changes) if self.since == 0 else set()
-        gone, erased = self._deleted(changes.deleted)
+        erased = {name for name, row in self._rows.items() if row in changes.deleted}
         self._rows = {name: row for name, row in self._rows.items() if name not in erased}
-        is_majority = self._is_fitted and 2 * len(gone) > len(online_ids(self.calibrator))
-        if erased and not is_majority:
+        own = self._own_ids()
+        gone = own & erased if self.keep_others else own - self._rows.keys()
+        is_majority = 2 * len(gone) > len(own)
+        if (gone or erased) and not is_majority:
             self._forget(gone)
         taken = self._take(changes, unchanged)
-        if erased and is_majority:  # afterwards: predictions never lack samples
+        if is_majority:  # afterwards: predictions never lack samples
             self._forget(gone - taken)
         self.since = changes.last
         if self._is_fitted:
@@ -697,17 +686,14 @@ class StoreSync:
                 evicted |= of_class & (rows < rows[of_class & same].min())
         return evicted
 
-    def _deleted(self, rows: set[int]) -> tuple[set[Any], set[Any]]:
-        """Return the ids of samples that the store no longer has: those of the calibrator, and with evicted ones."""
-        if not self._is_fitted or not (rows or self.since == 0):
-            return set(), set()
-        absent = rows if self.keep_others else {None, *rows}
-        gone = {name for name in online_ids(self.calibrator) if self._rows.get(name) in absent}
-        return gone, gone | {name for name, row in self._rows.items() if row in rows}
+    def _own_ids(self) -> set[Any]:
+        """Return the ids of the samples that the calibrator has."""
+        return set(online_ids(self.calibrator)) if self._is_fitted else set()
 
     def _forget(self, gone: set[Any]) -> None:
         """Forget samples, and every trace of those that were evicted or replaced."""
-        self.calibrator.forget([name for name in online_ids(self.calibrator) if name in gone])
+        if self._is_fitted:
+            self.calibrator.forget(list(gone & self._own_ids()))
 
     def _take(self, changes: Changes, unchanged: set[Any]) -> set[Any]:
         """Add samples of new rows, and correct the labels of known ones; return the ids of both."""
@@ -715,7 +701,7 @@ class StoreSync:
         if samples is None:
             return set()
         names, rows = samples.ids.tolist(), changes.rows.tolist()
-        known = set(online_ids(self.calibrator)) if self._is_fitted else set()
+        known = self._own_ids()
         is_new = np.array([self._rows.get(name) != row for name, row in zip(names, rows, strict=True)])
         corrected = ~is_new & np.array([name in known and name not in unchanged for name in names])
         if corrected.any():
@@ -730,30 +716,3 @@ class StoreSync:
     @property
     def _is_fitted(self) -> bool:
         return bool(self.calibrator.__sklearn_is_fitted__())
-
-    def __enter__(self) -> Self:
-        self.update()
-        self.error = None
-        if self.every is not None:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._run, name="kcal-sync", daemon=True)
-            self._thread.start()
-        return self
-
-    def _run(self) -> None:
-        while not self._stop.wait(self.every):
-            try:
-                self.update()
-                self.error = None
-            except Exception as error:  # kept, and raised where the context ends if it lasts
-                is_first, self.error = self.error is None, error
-                if is_first:
-                    with suppress(KcalWarning):  # where warnings are errors, they must not end the thread
-                        warn(f"A sync could not update its calibrator, and tries again: {error}", KcalWarning)
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        if self.error is not None and error[0] is None:
-            raise self.error

@@ -12,9 +12,20 @@ from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import AverageRanks, RejectionCurve, SubgroupEvaluation
-from kcal.plots.arguments import check_arguments, check_count, check_kind
-from kcal.plots.style import COUNTS, GAP, GUIDE, LINES, MARKERS, OBSERVED_EDGE, SERIES, prepare_axes, wrap_label
-from kcal.validation import check_number, shown, to_numbers
+from kcal.plots.style import (
+    COUNTS,
+    GAP,
+    GUIDE,
+    LINES,
+    MARKERS,
+    OBSERVED_EDGE,
+    SERIES,
+    check_count,
+    check_kind,
+    prepare_axes,
+    wrap_label,
+)
+from kcal.validation import check_integer, check_number, shown, to_numbers
 
 if TYPE_CHECKING:
     from kcal.kernels import BandwidthCurve
@@ -122,7 +133,7 @@ def rejection_curve(
     check_count(len(curves), "curves", "methods")
     for name, curve in curves.items():
         check_kind(curve, f"curves[{name!r}]", RejectionCurve, REJECTION)
-    check_arguments(minimum_count=minimum_count)
+    check_integer(minimum_count, "minimum_count", minimum=0, maximum=10**12)
     ax = prepare_axes(ax, 6.4, 4.2, title)
     lowest = min(_draw_curve(ax, *named, minimum_count, place) for place, named in enumerate(curves.items()))
     span = max(1 - lowest, 0.02)
@@ -167,7 +178,7 @@ def rank_plot(ranks: AverageRanks, *, ax: Axes | None = None, title: str | None 
     ax, title
         Axes to draw on, those of a new figure of fitting height if None, and their title.
     """
-    check_arguments(ranks=ranks)
+    check_kind(ranks, "ranks", AverageRanks, "the result of kcal.metrics.average_ranks(...)")
     check_count(len(ranks.ranks), "ranks", "methods")
     ordered = sorted(ranks.ranks.items(), key=lambda item: item[1].mean)
     ax = prepare_axes(ax, 7.0, 1.2 + 0.42 * len(ordered), title)
@@ -202,7 +213,7 @@ def subgroup_plot(subgroups: SubgroupEvaluation, *, ax: Axes | None = None, titl
     ax, title
         Axes to draw on, those of a new figure of fitting height if None, and their title.
     """
-    check_arguments(subgroups=subgroups)
+    check_kind(subgroups, "subgroups", SubgroupEvaluation, "the result of kcal.metrics.evaluate(probs, labels, by=...)")
     check_count(len(subgroups.names), "subgroups", "subgroups")
     places, names = range(len(subgroups.names)), [wrap_label(name, width=28, lines=1) for name in subgroups.names]
     ax = prepare_axes(ax, 7.6, 1.4 + 0.38 * len(names), title, pad=28)

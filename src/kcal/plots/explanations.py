@@ -11,8 +11,7 @@ from matplotlib.figure import Figure, SubFigure
 from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
-from kcal.plots.arguments import check_arguments, check_kind
-from kcal.plots.style import COUNTS, GAP, OBSERVED_EDGE, SERIES, wrap_label
+from kcal.plots.style import COUNTS, GAP, OBSERVED_EDGE, SERIES, check_kind, wrap_label
 from kcal.validation import check_integer, shown, to_numbers
 
 if TYPE_CHECKING:
@@ -62,7 +61,6 @@ def explanation(
     from kcal.calibrators import Explanation  # here, because it imports torch, which other plots do not need
 
     check_kind(explanation, "explanation", Explanation, "the result of calibrator.explain(X)")
-    check_arguments(figure=figure, title=title)
     row = check_integer(row, "row", minimum=0, maximum=len(explanation) - 1)
     one = explanation[row]
     n_samples = min(one.ids.shape[1], DRAWN_SAMPLES)

@@ -1,10 +1,9 @@
 """Reliability diagrams: observed frequency against predicted probability, above the counts; one event, or a grid.
 
-The diagram of one event is drawn by `draw_panel`; the grids are of methods by classes, or of all classes of one method.
+The grids are of methods by classes, or of all classes of one method.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -21,28 +20,28 @@ from numpy.typing import ArrayLike, NDArray
 from kcal.errors import InvalidInputError
 from kcal.metrics import ReliabilityBins, reliability
 from kcal.metrics.predictions import Event
-from kcal.plots.arguments import KINDS, check_arguments, check_count, check_kind, check_names
-from kcal.plots.style import BAND, COUNTS, GAP, GAP_FILL, GUIDE, OBSERVED, OBSERVED_EDGE, prepare_axes, wrap_label
-from kcal.validation import check_number, shown
+from kcal.plots.style import (
+    BAND,
+    COUNTS,
+    GAP,
+    GAP_FILL,
+    GUIDE,
+    MAX_PANELS,
+    OBSERVED,
+    OBSERVED_EDGE,
+    check_count,
+    check_kind,
+    check_names,
+    prepare_axes,
+    wrap_label,
+)
+from kcal.validation import check_integer, check_number, shown
 
 NARROWEST_BAR = 0.008
 """Bars of equal-count bins are at least this wide, so that they are visible."""
 PANELS_PER_ROW = 5
 STRIP = (0.0, -0.25, 1.0, 0.18)
 """Left, bottom, width and height of the axes of the counts, as fractions of the diagram."""
-
-
-@dataclass(frozen=True)
-class PanelOptions:
-    """Bins are merged up to ``minimum_count`` samples; ``confidence`` is the level of the bands, or None."""
-
-    minimum_count: int
-    confidence: float | None
-
-    def __post_init__(self) -> None:
-        check_arguments(minimum_count=self.minimum_count)
-        if self.confidence is not None:
-            check_number(self.confidence, "confidence", minimum=0.0, maximum=1.0, exclusive=True)
 
 
 def reliability_diagram(
@@ -96,9 +95,7 @@ def reliability_diagram(
     Axes
         The axes of the frequencies; those of the counts are their ``child_axes[0]``, with the label of both.
     """
-    check_arguments(class_name=class_name, legend=legend, title=title)
     bins = _check_bins(predictions, labels, of)
-    options = PanelOptions(minimum_count, confidence)
     heading, label, frequency = "confidence", "confidence", "accuracy"
     if bins.of != "confidence":
         name = class_name or f"class {bins.of}"
@@ -107,15 +104,15 @@ def reliability_diagram(
         frequency = "observed frequency"
     if title is None:
         separator = ":\n" if len(heading) > 30 else ": "
-        title = f"{heading}{separator}{error_text(bins, 'calibration error')}"
+        title = f"{heading}{separator}{_error_text(bins, 'calibration error')}"
     is_new, n_lines = ax is None, 1 + label.count("\n")
     height = 6.0 + 0.2 * (title.count("\n") + n_lines) + 0.75 * legend
     ax = prepare_axes(ax, 5.2, height, title)
-    strip = draw_panel(ax, bins, options, marker_size=4)
+    strip = _draw_panel(ax, bins, minimum_count, confidence, marker_size=4)
     ax.set_ylabel(frequency)
     strip.set(xlabel=label, ylabel="samples")
     if legend:
-        _draw_legend(ax, legend_handles(options), n_lines=n_lines)
+        _draw_legend(ax, _legend_handles(confidence), n_lines=n_lines)
     if not is_new:
         _make_room(ax, 0.25 + 0.18 * n_lines + 0.75 * legend)
     return ax
@@ -134,9 +131,11 @@ def _check_bins(predictions: Any, labels: Any, of: Any) -> ReliabilityBins:
     return reliability(predictions, labels, of="confidence" if of is None else of)
 
 
-def draw_panel(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, marker_size: float) -> Axes:
+def _draw_panel(
+    ax: Axes, bins: ReliabilityBins, minimum_count: int, confidence: float | None, *, marker_size: float
+) -> Axes:
     """Draw bars, gaps, bands and the diagonal, and below them the counts; return the axes of the counts."""
-    merged = bins.merged(options.minimum_count)
+    merged = bins.merged(minimum_count)
     filled = merged.counts > 0
     x, width = (values[filled] for values in _bar_places(merged))
     observed, predicted = merged.observed_frequency[filled], merged.mean_prediction[filled]
@@ -145,8 +144,8 @@ def draw_panel(ax: Axes, bins: ReliabilityBins, options: PanelOptions, *, marker
     ax.bar(x, gaps, width, bottom=bottom, color=GAP_FILL, edgecolor=GAP, hatch="//////", linewidth=0.4)
     ax.hlines(observed, x - width / 2, x + width / 2, color=OBSERVED_EDGE, linewidth=2)
     ax.plot([0, 1], [0, 1], color=GUIDE, linestyle="--", linewidth=1)
-    if options.confidence is not None:
-        low, high = merged.frequency_bands(options.confidence)
+    if confidence is not None:
+        low, high = merged.frequency_bands(confidence)
         ax.vlines(predicted, low[filled], high[filled], color=BAND, linewidth=0.4 + marker_size / 5, zorder=3)
     if filled.any():  # without points it would lie at the origin of the figure, and the layout would make room for it
         ax.plot(predicted, observed, "o", color=BAND, markersize=marker_size, zorder=4, clip_on=False)
@@ -177,7 +176,7 @@ def _draw_counts(ax: Axes, bins: ReliabilityBins) -> Axes:
     strip.yaxis.set_major_formatter(EngFormatter(sep=""))  # 1k, 10k, 1M fit beside a small panel
     strip.yaxis.set_minor_formatter(NullFormatter())
     strip.minorticks_off()
-    strip.set_ylim(0.7, top_of_counts([bins]))
+    strip.set_ylim(0.7, _top_of_counts([bins]))
     ax.tick_params(axis="x", labelbottom=False)
     return strip
 
@@ -201,25 +200,26 @@ def _make_room(ax: Axes, below: float) -> None:
         ax.set_position((place.x0, place.y1 - height, place.width, height))
 
 
-def top_of_counts(drawn: Sequence[ReliabilityBins]) -> float:
+def _top_of_counts(drawn: Sequence[ReliabilityBins]) -> float:
     """Return the end of an axis of counts on which all of these fit."""
     return max(10, *(int(bins.counts.max()) for bins in drawn)) * 2
 
 
-def error_text(bins: ReliabilityBins, name: str) -> str:
+def _error_text(bins: ReliabilityBins, name: str) -> str:
     """Return the calibration error of the bins, after its name."""
     return f"{name} {bins.calibration_error:.3f}" if bins.total else "no samples"
 
 
-def legend_handles(options: PanelOptions) -> list[Artist]:
+def _legend_handles(confidence: float | None) -> list[Artist]:
     """Return the entries of the legend."""
     handles: list[Artist] = [
         Patch(facecolor=OBSERVED, edgecolor=OBSERVED_EDGE, label="observed frequency"),
         Patch(facecolor=GAP_FILL, edgecolor=GAP, hatch="//////", label="gap to the mean prediction"),
         Line2D([], [], color=GUIDE, linestyle="--", linewidth=1, label="perfect calibration"),
     ]
-    if options.confidence is not None:
-        label = f"{100 * options.confidence:.6g} % confidence band"
+    if confidence is not None:
+        level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+        label = f"{100 * level:.6g} % confidence band"
         band: dict[str, Any] = {"marker": "|", "markersize": 11, "markeredgewidth": 1.2}
         handles.append(Line2D([], [], color=BAND, linestyle="none", label=label, **band))
     handles.append(Patch(facecolor=COUNTS, label="samples (log scale)"))
@@ -257,8 +257,8 @@ def reliability_grid(
     names = check_names(class_names)
     check_count(len(rows) * len(names), "rows", "panels")
     drawn = [bins for method, row in rows.items() for bins in _check_row(row, f"rows[{method!r}]", len(names))]
-    axes = _draw_grid(drawn, names, len(names), PanelOptions(minimum_count, confidence), figure, title)
-    axes = axes.reshape(len(rows), len(names))
+    panel = {"minimum_count": minimum_count, "confidence": confidence}
+    axes = _draw_grid(drawn, names, len(names), figure, title, panel).reshape(len(rows), len(names))
     for ax, method in zip(axes[:, 0], rows, strict=True):
         ax.set_ylabel(wrap_label(method, width=14), fontsize=11, fontweight="bold")
     return axes
@@ -297,7 +297,7 @@ def class_reliability_grid(
     array of Axes
         One per class that is drawn. The figure is ``axes[0].get_figure(root=True)``.
     """
-    check_arguments(limit=limit)
+    check_integer(limit, "limit", minimum=1, maximum=MAX_PANELS)
     bins = _bins_of_classes(predictions, labels, class_names)
     names = [f"class {k}" for k in range(len(bins))] if class_names is None else check_names(class_names, len(bins))
     chosen = list(range(len(bins)))
@@ -310,21 +310,20 @@ def class_reliability_grid(
         which += f"; the other {len(bins) - limit:,} have {rest}"
         title = which if title is None else f"{title}: {which}"
     drawn, headings = [bins[k] for k in chosen], [names[k] for k in chosen]
-    n_columns = min(PANELS_PER_ROW, len(drawn))
-    return _draw_grid(drawn, headings, n_columns, PanelOptions(minimum_count, confidence), figure, title)
+    panel = {"minimum_count": minimum_count, "confidence": confidence}
+    return _draw_grid(drawn, headings, min(PANELS_PER_ROW, len(drawn)), figure, title, panel)
 
 
 def _draw_grid(
     drawn: Sequence[ReliabilityBins],
     headings: Sequence[str],
     n_columns: int,
-    options: PanelOptions,
     figure: Figure | SubFigure | None,
     title: str | None,
+    panel: dict[str, Any],
 ) -> NDArray[Any]:
     """Draw panels row by row, the first ones with a heading, above a legend; return their axes, (panels,)."""
-    check_arguments(figure=figure, title=title)
-    n_rows, handles, top = ceil(len(drawn) / n_columns), legend_handles(options), top_of_counts(drawn)
+    n_rows, handles, top = ceil(len(drawn) / n_columns), _legend_handles(panel["confidence"]), _top_of_counts(drawn)
     row_height = 2.1 if len(headings) < len(drawn) else 2.5
     width = max(1.2 + 1.5 * n_columns, 5.4)  # inches
     legend_columns = min(int(width / 2.6), len(handles))
@@ -334,9 +333,16 @@ def _draw_grid(
     panels, below = figure.subfigures(2, 1, height_ratios=heights, squeeze=False).flat
     below.legend(handles=handles, loc="center", ncols=legend_columns, frameon=False)
     axes = panels.subplots(n_rows, n_columns, squeeze=False).ravel()  # not shared, which is slow for many panels
-    for place, bins in enumerate(drawn):
-        edges = {"left": place % n_columns == 0, "below": place + n_columns >= len(drawn)}
-        _draw_cell(axes[place], bins, options, top, **edges)
+    for place, (ax, bins) in enumerate(zip(axes, drawn, strict=False)):  # ticks are labelled at the left and below only
+        is_left, is_below = place % n_columns == 0, place + n_columns >= len(drawn)
+        strip = _draw_panel(ax, bins, **panel, marker_size=2)
+        strip.set_ylim(0.7, top)
+        ax.set(xticks=[0, 0.5, 1], xticklabels=["0", ".5", "1"], yticks=[0, 0.5, 1], yticklabels=["0", ".5", "1"])
+        ax.text(0.5, 1.02, _error_text(bins, "error"), transform=ax.transAxes, ha="center", va="bottom", fontsize=9)
+        ax.tick_params(labelleft=is_left)
+        strip.tick_params(labelleft=is_left, labelbottom=is_below)
+        strip.tick_params(axis="y", labelsize=8)
+        strip.yaxis.set_major_locator(LogLocator(numticks=2))
     for ax, heading in zip(axes, headings, strict=False):
         ax.set_title(f"{wrap_label(heading, width=16, lines=2)}\n", fontsize=10, fontweight="bold")
     for ax in axes[len(drawn) :]:
@@ -346,19 +352,6 @@ def _draw_grid(
     if title is not None:
         panels.suptitle(title, fontsize=13)
     return np.asarray(axes[: len(drawn)])
-
-
-def _draw_cell(ax: Axes, bins: ReliabilityBins, options: PanelOptions, top: float, *, left: bool, below: bool) -> None:
-    """Draw one panel of a grid with its error above it; ticks are labelled at the left and below the grid only."""
-    strip = draw_panel(ax, bins, options, marker_size=2)
-    strip.set_ylim(0.7, top)
-    ax.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-    ax.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
-    ax.text(0.5, 1.02, error_text(bins, "error"), transform=ax.transAxes, ha="center", va="bottom", fontsize=9)
-    ax.tick_params(labelleft=left)
-    strip.tick_params(labelleft=left, labelbottom=below)
-    strip.tick_params(axis="y", labelsize=8)
-    strip.yaxis.set_major_locator(LogLocator(numticks=2))
 
 
 def _bins_of_classes(predictions: Any, labels: Any, class_names: Any) -> Sequence[ReliabilityBins]:
@@ -380,5 +373,5 @@ def _check_row(row: Any, name: str, n_classes: int | None) -> Sequence[Reliabili
         remedy = "Pass [reliability(probs, labels, of=k) for k in range(len(class_names))]."
         raise InvalidInputError(name, expected, got=got, remedy=remedy)
     for bins in row:
-        check_kind(bins, name, *KINDS["bins"])
+        check_kind(bins, name, ReliabilityBins, "the result of kcal.metrics.reliability(probs, labels)")
     return row

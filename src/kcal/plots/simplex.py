@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.metrics import CanonicalCells
-from kcal.plots.arguments import check_arguments, check_names
-from kcal.plots.style import MARKERS, SERIES, prepare_axes, wrap_label
+from kcal.plots.style import MARKERS, SERIES, check_kind, check_names, prepare_axes, wrap_label
+from kcal.validation import check_integer
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, sqrt(3) / 2]])  # of the first, second and third class
 POINTS = 2000  # at most, because more could not be distinguished
@@ -45,7 +45,8 @@ def simplex_plot(
     ax, title
         Axes to draw on, those of a new figure if None, and their title.
     """
-    check_arguments(cells=cells, minimum_count=minimum_count)
+    check_kind(cells, "cells", CanonicalCells, "the result of kcal.metrics.canonical_cells(probs, labels, bins=5)")
+    check_integer(minimum_count, "minimum_count", minimum=0, maximum=10**12)
     if cells.probs.shape[1] != 3:
         remedy = "Draw a reliability diagram per class for any other number."
         raise InvalidInputError("cells", "must be of three classes", got=str(cells.probs.shape[1]), remedy=remedy)

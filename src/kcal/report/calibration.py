@@ -30,8 +30,7 @@ from kcal.metrics.binning import bin_event
 from kcal.metrics.predictions import Binning, Predictions, check_predictions
 from kcal.metrics.resampling import DEFAULT_CONFIDENCE, Interval, wilson_interval
 from kcal.plots import rejection_curve, reliability_diagram, simplex_plot, subgroup_plot
-from kcal.plots.arguments import check_arguments, check_kind, check_names
-from kcal.plots.style import new_axes, wrap_label
+from kcal.plots.style import check_kind, check_names, new_axes, wrap_label
 from kcal.report.figures import inline_svg, square_axes
 from kcal.report.html import Markup, count, name, points, readable, render
 from kcal.validation import check_integer, shown
@@ -112,7 +111,7 @@ def render_report(
     title
         Title of the report.
     """
-    check_arguments(title=title, minimum_count=minimum_count)
+    check_integer(minimum_count, "minimum_count", minimum=0, maximum=10**12)
     check_integer(limit, "limit", minimum=1, maximum=MAX_CLASSES)
     for term, value in (("sources", sources), ("settings", settings)):
         check_kind(value, term, Mapping | None, "a dictionary from terms to text, or None")
@@ -444,14 +443,10 @@ def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> int:
 def _check_evaluation(evaluations: Any, method: str, shape: tuple[int, ...]) -> Evaluation:
     """Return the evaluation of a method; raise unless it is one of samples and classes of this shape."""
     found = evaluations.get(method) if isinstance(evaluations, Mapping) else None
-    if not isinstance(found, Evaluation):
-        expected = "must map every method of probs to the result of kcal.metrics.evaluate"
-        raise InvalidInputError("evaluations", expected, got=f"{shown(found)} for {method!r}")
-    if (found.n_samples, found.n_classes) != shape:
-        expected = f"must be of the same samples and classes as probs, {shape} for {method!r}"
-        got = f"{found.n_samples:,} samples of {found.n_classes:,} classes"
-        raise InvalidInputError("evaluations", expected, got=got)
-    return found
+    if isinstance(found, Evaluation) and (found.n_samples, found.n_classes) == shape:
+        return found
+    got = f"{shown(evaluations)}, without one of the {shape[0]:,} samples and {shape[1]:,} classes of {method!r}"
+    raise InvalidInputError("evaluations", "must map every method of probs to the result of evaluate", got=got)
 
 
 def _settings(report: Report, *, weighted: bool) -> dict[str, str]:

@@ -7,7 +7,7 @@ import errno
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version as package_version
 from typing import Annotated, Any, TypeVar
@@ -17,6 +17,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBasic, HTTPBearer, SecurityScopes
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
@@ -148,12 +149,29 @@ async def read_body(request: Request, read: Callable[[bytes, int], Result]) -> R
     return read(body, max_json)
 
 
-# Endpoints of one model
-
-models = APIRouter()
+# Predictions
 
 
-@models.post("/infer", dependencies=needs("predict"), openapi_extra=json_body(InferenceRequest))
+class Direct(APIRoute):
+    """A route whose function reads the request itself: FastAPI's parsing would cost as much as the prediction."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what checks the token and answers."""
+        scopes = SecurityScopes([scope for one in self.dependencies for scope in getattr(one, "scopes", ())])
+
+        async def handle(request: Request) -> Response:
+            await ACCESS(request, scopes)
+            response: Response = await self.endpoint(request, **request.path_params)
+            return response
+
+        return handle
+
+
+predictions = APIRouter(route_class=Direct, dependencies=needs("predict"))
+
+
+@predictions.post("/v2/models/{name}/infer", openapi_extra=json_body(InferenceRequest))
+@predictions.post("/v2/models/{name}/versions/1/infer", openapi_extra=json_body(InferenceRequest))
 async def infer(request: Request, name: str) -> Response:
     """Predict; the body is JSON, with binary tensors after it if the header says how long the JSON is."""
     model = the_model(request, name)
@@ -177,6 +195,33 @@ async def infer(request: Request, name: str) -> Response:
         return Response(text, media_type="application/json")
     headers = {HEADER_LENGTH: str(len(text))}
     return Response(b"".join([text, *blobs]), headers=headers, media_type="application/octet-stream")
+
+
+@predictions.post("/predict", openapi_extra=json_body(PredictRequest))
+async def predict(request: Request) -> Response:
+    """Predict from plain JSON."""
+    service = the_service(request)
+
+    def read(body: bytes, max_json: int) -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
+        content = parse(PredictRequest, body, max_json)
+        model = service.get(content.model)
+        predictor = model.predictor
+        return content, model, predictor, predictor.read_lists(content.__pydantic_extra__)
+
+    content, model, predictor, arrays = await read_body(request, read)
+    has_evidence = predictor.calibrator.tags.has_evidence if content.evidence is None else content.evidence
+    chosen = {"evidence": has_evidence, "explanation": content.explain}
+    outputs = ["ids", "labels", "probabilities", *(name for name, is_chosen in chosen.items() if is_chosen)]
+    values = await model.predict(predictor, arrays, outputs, content.ids, content.explanation_samples)
+    found = {name: one.tolist() for name, one in values.items()}
+    if content.explain:
+        found["explanation"] = [json.loads(text) for text in found["explanation"]]
+    return JSONResponse({"model": model.name, "classes": predictor.classes.tolist(), **found})
+
+
+# Endpoints of one model
+
+models = APIRouter()
 
 
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
@@ -213,27 +258,6 @@ async def model_metadata(model: Model) -> dict[str, Any]:
 # Endpoints of the service
 
 service_routes = APIRouter()
-
-
-@service_routes.post("/predict", dependencies=needs("predict"), openapi_extra=json_body(PredictRequest))
-async def predict(request: Request, service: Served) -> dict[str, Any]:
-    """Predict from plain JSON."""
-
-    def read(body: bytes, max_json: int) -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
-        content = parse(PredictRequest, body, max_json)
-        model = service.get(content.model)
-        predictor = model.predictor
-        return content, model, predictor, predictor.read_lists(content.__pydantic_extra__)
-
-    content, model, predictor, arrays = await read_body(request, read)
-    has_evidence = predictor.calibrator.tags.has_evidence if content.evidence is None else content.evidence
-    chosen = {"evidence": has_evidence, "explanation": content.explain}
-    outputs = ["ids", "labels", "probabilities", *(name for name, is_chosen in chosen.items() if is_chosen)]
-    values = await model.predict(predictor, arrays, outputs, content.ids, content.explanation_samples)
-    found = {name: one.tolist() for name, one in values.items()}
-    if content.explain:
-        found["explanation"] = [json.loads(text) for text in found["explanation"]]
-    return {"model": model.name, "classes": predictor.classes.tolist(), **found}
 
 
 @service_routes.get("/healthz")
@@ -362,7 +386,8 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
     app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.service = service
-    for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/1"):  # first: inference is asked for most
+    app.include_router(predictions)  # first: they are asked for most
+    for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/1"):
         app.include_router(models, prefix=prefix)
     app.include_router(service_routes)
     for kind in (StarletteHTTPException, RequestValidationError):

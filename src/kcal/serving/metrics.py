@@ -6,7 +6,6 @@ from collections import Counter as Tally
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -51,8 +50,7 @@ class Metrics(Collector):
         """Count a batch of a model."""
         self.batch_requests.labels(name).observe(n_requests)
         self.batch_rows.labels(name).observe(len(scores.probs))
-        codes, counts = np.unique(scores.probs.argmax(axis=1), return_counts=True)
-        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        for code, count in Tally(scores.probs.argmax(axis=1).tolist()).items():
             self.predictions.labels(name, str(predictor.classes[code])).inc(count)
         histogram = self.evidence.labels(name)
         for value in [] if scores.evidence is None else scores.evidence.tolist():

@@ -158,19 +158,24 @@ class Record:
 
     Parameters
     ----------
+    classes : array, (n_classes,)
+        The label of every column.
     capacity : int
         Predictions, and labelled predictions, that are kept.
     path : Path, optional
-        File that holds counts, monitors and labelled predictions (id, probabilities, label, group) over a restart.
+        File that holds counts, monitors and labelled predictions (id, probabilities, label, group) over a restart; the
+        record goes on from it if its classes are the same.
     """
 
-    def __init__(self, capacity: int, path: Path | None = None) -> None:
+    def __init__(self, classes: NDArray[Any], capacity: int, path: Path | None = None) -> None:
         self.capacity, self.path = capacity, path
         self.n_predictions = self.n_labels = 0
         self.inputs = InputMonitor()
         self._lock = threading.RLock()  # of the predictions; held for moments
         self._monitor_lock = threading.RLock()  # of the monitors; taken first if both are
-        self._start(np.empty(0))
+        self._start(classes)
+        if path is not None and path.exists():
+            self._restore(path)
 
     def _start(self, classes: NDArray[Any]) -> None:
         """Begin with these classes, without predictions."""
@@ -182,8 +187,7 @@ class Record:
 
     def _restart_monitor(self) -> None:
         """Let the monitor of labels begin again with the labels of the record that came since the last reset."""
-        classes = self.classes if len(self.classes) else [0, 1]  # not known before the first prediction
-        self._monitor = CalibrationMonitor(classes, alpha=ALPHA, tolerance=TOLERANCE)
+        self._monitor = CalibrationMonitor(self.classes, alpha=ALPHA, tolerance=TOLERANCE)
         for one in self._labelled.values():
             one.label_state = IGNORED if one.label_state == IGNORED else NEW
 
@@ -256,9 +260,6 @@ class Record:
     def summary(self, predictor: Predictor) -> Summary:
         """Let the monitors see what is new, and return what the record says now."""
         with self._monitor_lock, without_warnings():
-            with self._lock:
-                if not len(self.classes):
-                    self._start(predictor.classes)
             self._monitor_labels()
             self._monitor_inputs(predictor.calibrator)
             with self._lock:
@@ -339,22 +340,19 @@ class Record:
                 )
             write_whole(self.path, state.model_dump_json().encode())
 
-    def restore(self, classes: NDArray[Any]) -> None:
-        """Go on with the state in the file, if it is one of the same classes; otherwise begin anew."""
-        if self.path is None or not self.path.exists():
-            return
+    def _restore(self, path: Path) -> None:
+        """Go on with the state in the file; begin anew if it is of other classes, or damaged."""
         try:
-            state = State.model_validate_json(self.path.read_bytes())
+            state = State.model_validate_json(path.read_bytes())
             monitor, inputs = CalibrationMonitor.from_dict(state.monitor), InputMonitor.from_dict(state.inputs)
             probs = np.frombuffer(state.probs, dtype=np.float32).reshape(len(state.labelled), len(monitor.classes))
-            if monitor.classes.tolist() == classes.tolist():
-                self._start(classes)
+            if monitor.classes.tolist() == self.classes.tolist():
                 for (name, code, group, seen), row in list(zip(state.labelled, probs, strict=True))[-self.capacity :]:
                     self._labelled[name] = Prediction(name, 0.0, row.copy(), code=code, group=group, label_state=seen)
                 self._monitor, self.inputs = monitor, inputs
             self.n_predictions, self.n_labels = state.n_predictions, state.n_labels
         except (KcalError, OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s cannot be read (%s); the record of predictions begins anew", self.path.name, error)
+            logger.warning("%s cannot be read (%s); the record of predictions begins anew", path.name, error)
 
 
 def _probs_of(ones: Sequence[Prediction], n_classes: int) -> Floats:

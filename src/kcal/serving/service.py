@@ -228,12 +228,12 @@ class ServedModel:
         self.learner: Learner | None = None
         self._predictor = predictor
         if settings.store is None:
-            self.record = Record(settings.recent)
+            self.record = Record(predictor.classes, settings.recent)
             return
         is_folder = settings.store.is_dir()
         path = settings.store / f"{name}.db" if is_folder else settings.store
-        self.record = Record(settings.recent, path.with_name(f"{name if is_folder else path.name}.monitor.json"))
-        self.record.restore(predictor.classes)
+        monitor_path = path.with_name(f"{name if is_folder else path.name}.monitor.json")
+        self.record = Record(predictor.classes, settings.recent, monitor_path)
         self.learner = Learner(path, settings.store_is_complete, self.record, predictor)
         if self.learner.reason:
             reason = f"but {name} does not learn from it: {self.learner.reason}"

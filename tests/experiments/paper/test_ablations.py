@@ -9,8 +9,7 @@ import pandas
 import pytest
 
 from benchmark.conftest import make_task
-from experiments.paper import ablations
-from experiments.paper.ablations import PaperSetting, all_metrics, case_study, run_ablations, studies
+from experiments.paper.ablations import PaperSetting, all_metrics, run_ablations, studies
 from kcal import metrics
 from kcal.projection import PaperRecipe
 
@@ -48,20 +47,3 @@ def test_fit_is_kcal_as_published(setting: PaperSetting) -> None:
     assert fitted.calibrator.bandwidth_ == usual.bandwidth_
     expected = metrics.classwise_calibration_error(fitted.probs, fitted.labels, bins=20, adaptive=True, threshold="min")
     assert all_metrics(fitted)["classwise_calibration_error_min"] == pytest.approx(expected)
-
-
-def test_case_study_bins_every_test_row(setting: PaperSetting) -> None:
-    found = case_study(setting, 2)
-    n_rows = sum(len(split.test) for split in setting.splits(2))
-    assert (found.groupby(["method", "event"])["count"].sum() == n_rows).all()
-    rarest = np.bincount(setting.task.pool.labels).argmin()
-    assert set(found["event"]) == {"predicted class", str(setting.task.classes[rarest])}
-
-
-def test_overhead_counts_what_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ablations, "NETWORKS", {"MINA": ablations.NETWORKS["MINA"]})
-    ablations.overhead(tmp_path / "overhead.csv", 1)
-    (row,) = pandas.read_csv(tmp_path / "overhead.csv").to_dict("records")
-    assert (row["samples"], row["dimension"], row["numbers"]) == (253, 8, 253 * 8)
-    assert row["parameters"] == sum(each.numel() for each in ablations.MINA(4).parameters())
-    assert min(row["milliseconds"], row["kcal milliseconds"]) > 0

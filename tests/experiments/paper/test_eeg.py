@@ -1,4 +1,4 @@
-"""EDF files, spectrograms, and the two EEG data sets."""
+"""EDF files, spectrograms, and ISRUC."""
 
 from __future__ import annotations
 
@@ -77,46 +77,3 @@ def test_isruc_takes_the_first_expert_and_splits_by_patient(tmp_path: Path) -> N
     for place, signal in enumerate((0, 3, 1, 4, 2, 5)):
         epoch = recording.read(signal)[6_000:12_000]
         np.testing.assert_allclose(data.inputs[3, place], isruc.SPECTROGRAM.of(epoch), atol=1e-4)
-
-
-HEADING = "patient,spread,seizure,lpd,gpd,lrda,grda,other"
-ROWS = [
-    ("a,0,2,0,1,0,0,0", "train"), ("a,0,1,1,0,0,0,0", "train"), ("a,1,.1,0,.2,0,0,.7", "train"),
-    ("b,0,0,2,2,0,0,1", "pool"), ("b,1,0,0,1,0,0,0", "pool"), ("c,0,0,0,0,0,9,1", "pool"),
-]  # fmt: skip
-
-
-def write_iiic(folder: Path, rows: list[str], heading: str = HEADING) -> np.ndarray:
-    folder.mkdir(exist_ok=True)
-    signals = (1_000 * GENERATOR.normal(size=(len(rows), 2, 400))).astype(np.float32)  # all above the least power
-    np.save(folder / "signals.npy", signals)
-    (folder / "segments.csv").write_text("\n".join([heading, *rows]))
-    return signals
-
-
-def test_iiic_drops_segments_of_few_votes_and_spread_labels_outside_training(tmp_path: Path) -> None:
-    signals = write_iiic(tmp_path / "s", [f"{row},{part}" for row, part in ROWS], f"{HEADING},part")
-    DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
-    data = read_prepared(tmp_path / "out")
-    kept = [0, 2, 3, 5]
-    assert [data.classes[label] for label in data.labels] == ["seizure", "other", "lpd", "grda"]
-    np.testing.assert_array_equal(data.parts, [0, 0, 2, 2])
-    assert data.groups is not None
-    assert len(set(data.groups)) == 3
-    assert data.targets is not None
-    np.testing.assert_allclose(data.targets[0], [2 / 3, 0, 1 / 3, 0, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(data.targets.sum(axis=1), 1, rtol=1e-6)
-    _, _, power = scipy.signal.spectrogram(
-        signals[kept].astype(float), fs=200, window="hann", nperseg=200, noverlap=150
-    )
-    np.testing.assert_allclose(data.inputs, 10 * np.log10(power[:, :, 1:41]), atol=1e-3)
-
-
-def test_iiic_splits_patients_if_the_table_does_not(tmp_path: Path) -> None:
-    rows = [f"p{patient},0,3,0,0,0,0,0" for patient in range(20) for _ in range(2)]
-    write_iiic(tmp_path / "s", rows)
-    DATA_SETS["iiic"].prepare(tmp_path / "s", tmp_path / "out", seed=0, show=False)
-    data = read_prepared(tmp_path / "out")
-    assert data.groups is not None
-    train, pool = (set(data.groups[data.rows(part)]) for part in ("train", "pool"))
-    assert (len(train), len(pool), train & pool) == (15, 5, set())  # ⌈20 · 1936/2697⌉ = 15

@@ -8,7 +8,6 @@ import scipy.signal
 import torch
 
 from experiments.paper.evaluation import evaluate
-from experiments.paper.inputs import random_crops
 from experiments.paper.networks import MINA, SignalResNet, SpectrogramResNet
 from experiments.paper.networks.mina import BANDS, split_bands
 
@@ -98,16 +97,3 @@ def test_evaluation_equals_counting(by_group: bool) -> None:
     assert scores.macro_f1 == pytest.approx(np.mean(f1))
     assert scores.accuracy == pytest.approx(np.mean([p == t for p, t in pairs]))
     assert scores.log_loss == pytest.approx(-np.mean([row[t] for row, t in zip(rows, truth, strict=True)]))
-
-
-def test_random_crops_are_linear_pieces_of_the_image_and_half_are_flipped() -> None:
-    ramp = torch.linspace(0, 1, 64).expand(200, 3, 64, 64)
-    crops = random_crops(ramp, 16, np.random.default_rng(0), flip=True)
-    steps = crops.diff(dim=3)[:, :, :, 1:-1]
-    assert crops.shape == (200, 3, 16, 16)
-    assert 60 < int((steps[:, 0, 0, 5] < 0).sum()) < 140
-    torch.testing.assert_close(steps, steps[:, :, :, :1].expand_as(steps), atol=1e-3, rtol=0)
-    assert float(crops.min()) >= 0
-    assert float(crops.max()) <= 1
-    upright = random_crops(ramp, 16, np.random.default_rng(0), flip=False)
-    assert bool((upright.diff(dim=3) >= -1e-6).all())

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from experiments.paper.__main__ import app
 from experiments.paper.data import iiic, isruc
 from experiments.paper.data.splitting import group_parts, reserved, stratified_parts
 from experiments.paper.prepared import PreparedData, new_inputs, read_prepared, write_prepared
 from kcal.errors import InvalidInputError
-from paper_data_files import write_cifar10
 
 
 def small(inputs: np.ndarray) -> PreparedData:
@@ -47,13 +44,6 @@ def test_inputs_are_filled_in_place_and_read_back(tmp_path: Path) -> None:
     assert read_prepared(tmp_path).calibration_share is None
 
 
-def test_folder_is_incomplete_from_the_first_new_input_on(tmp_path: Path) -> None:
-    write_prepared(small(np.zeros((4, 1))), tmp_path)
-    new_inputs(tmp_path, (9, 1), np.float32)
-    with pytest.raises(InvalidInputError, match="holds no prepared data"):
-        read_prepared(tmp_path)
-
-
 def test_splits_have_the_numbers_of_the_paper() -> None:
     assert [int(reserved(n, 0.1, seed=0).sum()) for n in (50_000, 73_257)] == [5_000, 7_326]
     for n_patients in (98, 99, 100):
@@ -71,20 +61,3 @@ def test_splits_depend_on_the_seed_alone() -> None:
     assert [int((first[labels == 0] == part).sum()) for part in range(3)] == [17, 7, 10]
     with pytest.raises(InvalidInputError, match="sum to 1"):
         stratified_parts(labels, (0.5, 0.2), seed=0)
-
-
-def test_command_prepares_and_shows_the_table(tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    pixels, labels = generator.integers(256, size=(60, 3072), dtype=np.uint8), np.arange(60) % 10
-    write_cifar10(tmp_path / "in", pixels, labels, [f"class{k}" for k in range(10)], binary=True)
-    words = ["prepare", "cifar10", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert "cifar10: 10 classes, images of shape (32, 32, 3)" in " ".join(result.stdout.split())
-    assert ["samples", "train", "validation", "pool"] in lines
-    assert ["all", "45", "0", "15"] in lines
-    assert result.stdout.splitlines()[-1] == f"cifar10 is in {tmp_path / 'out'}"
-    assert len(read_prepared(tmp_path / "out").labels) == 60
-    quiet = CliRunner().invoke(app, [*words, "--quiet"])
-    assert quiet.stdout.splitlines() == [f"cifar10 is in {tmp_path / 'out'}"]

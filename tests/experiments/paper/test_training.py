@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from experiments.paper import training
-from experiments.paper.checkpoints import Checkpoint, read_checkpoint, write_checkpoint
+from experiments.paper.checkpoints import Checkpoint, read_checkpoint
 from experiments.paper.embedding import embed, embed_companion
 from experiments.paper.evaluation import Evaluation
 from experiments.paper.inputs import Batches, drawn_rows
 from experiments.paper.prepared import PreparedData
-from experiments.paper.settings import SETTINGS, SHORT, settings_for
+from experiments.paper.settings import SETTINGS
 from experiments.paper.training import Training, cosine_rate, train
 from kcal.benchmark import Plan, read_task, run
-from kcal.errors import FileFormatError, InvalidInputError
+from kcal.errors import InvalidInputError
 from kcal.losses import mmce, mmce_loss
 from toy_data import toy_data, toy_settings
 
@@ -96,29 +96,6 @@ def test_a_task_with_companions_runs_in_the_benchmark(tmp_path: Path) -> None:
         embed_companion(read_checkpoint(tmp_path / "net.pt"), data, place)
 
 
-def test_the_paper_s_settings() -> None:
-    names = ("cifar10", "cifar100", "svhn", "isruc", "pn2017", "iiic")
-    rates = {name: SETTINGS[name].learning_rate for name in names}
-    assert rates == {"cifar10": 2e-4, "cifar100": 2e-4, "svhn": 2e-4, "isruc": 5e-3, "pn2017": 1e-2, "iiic": 1e-3}
-    cosines = [SETTINGS[name] for name in names[:4]]
-    assert {(each.epochs, each.warmup_epochs, each.cooldown_epochs) for each in cosines} == {(40, 3, 10)}
-    assert {SETTINGS[name].keep for name in names} == {"last"}
-    optimizer = training.new_optimizer(torch.nn.Linear(2, 2), SETTINGS["pn2017"])
-    assert (optimizer.defaults["momentum"], optimizer.defaults["nesterov"]) == (0, False)
-    assert {SETTINGS[name].optimizer for name in names[:5]} == {"sgd"}
-    assert {SETTINGS[name].weight_decay for name in names[:5]} == {1e-4}
-    ecg, eeg = SETTINGS["pn2017"], SETTINGS["iiic"]
-    assert (ecg.epochs, ecg.schedule, ecg.network) == (100, "plateau", "mina")
-    assert (eeg.optimizer, eeg.weight_decay, eeg.schedule) == ("adamw", 1e-5, "constant")
-    assert {SETTINGS[name].batch_size for name in names} == {128}
-    assert {name: SETTINGS[name].balance for name in names if SETTINGS[name].balance is not None} == {"pn2017": 1.0}
-    assert SHORT["pn2017"].balance == 0.5
-    assert (training.PLATEAU_PATIENCE, training.PLATEAU_FACTOR) == (10, 0.5)
-    with pytest.raises(InvalidInputError, match="cifar10, cifar100"):
-        settings_for("mnist")
-    assert settings_for("pn2017", epochs=7, network=None) == replace(ecg, epochs=7)
-
-
 def test_the_cosine_is_that_of_timm() -> None:
     scheduler_of = pytest.importorskip("timm.scheduler").CosineLRScheduler
     settings = SETTINGS["cifar10"]
@@ -152,22 +129,6 @@ def test_the_last_epoch_is_kept_or_the_best_validation_epoch(tmp_path: Path) -> 
     assert (best.chosen_epoch, best.chosen_score) == (1 + int(np.argmax(scores)), max(scores))
     stopped = train(data, settings, tmp_path / "stopped.pt", until=best.chosen_epoch)
     assert all(torch.equal(stopped.network[name], best.chosen[name]) for name in stopped.network)
-
-
-def test_every_epoch_draws_other_samples_and_other_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds: list[list[int]] = []
-    seeded = training.seeded
-    monkeypatch.setattr(training, "seeded", lambda numbers: (seeds.append(numbers), seeded(numbers))[1])
-    train(toy_data(n=12), toy_settings("signal-resnet"), tmp_path / "run.pt", seed=4)
-    assert len({tuple(numbers) for numbers in seeds}) == len(seeds) == 4  # first weights and three epochs
-    with seeded(seeds[1]):
-        first = torch.rand(3)
-    with seeded(seeds[2]):
-        assert not torch.equal(first, torch.rand(3))
-    one = Training(toy_data(), toy_settings("signal-resnet"), "focal", 0)
-    rows = one.epoch_rows()
-    one.history.append({})
-    assert list(rows) != list(one.epoch_rows())
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "focal", "mmce"])
@@ -205,41 +166,3 @@ def test_classes_are_drawn_with_the_share_of_their_size_to_a_power(balance: floa
     shares = np.array([4000.0, 1000, 250]) ** (1 - balance)
     np.testing.assert_allclose(np.bincount(labels[rows]) / 5250, shares / shares.sum(), atol=0.02)
     assert added[rows].any()
-
-
-def test_the_shares_to_calibrate_are_the_paper_s_or_that_of_the_data_set(tmp_path: Path) -> None:
-    data, checkpoint = toy_data(), train(toy_data(), toy_settings("signal-resnet", epochs=0), tmp_path / "run.pt")
-
-    def shares(changed: PreparedData, **options: float) -> tuple[float, float | None]:
-        embed(checkpoint, changed, tmp_path / "t.npz", **options)
-        task = read_task(tmp_path / "t.npz")
-        assert (task.pool.groups is None) == (task.train.groups is None) == (changed.groups is None)
-        return task.calibration_share, task.group_calibration_share
-
-    assert shares(data) == (0.05, 0.2)
-    assert shares(data, share=0.3) == (0.3, 0.2)
-    assert shares(replace(data, groups=None)) == (0.05, None)
-    assert shares(replace(data, groups=None, calibration_share=0.5)) == (0.5, None)
-
-
-def test_a_damaged_file_is_an_error_and_a_failed_write_keeps_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "run.pt"
-    checkpoint = train(toy_data(), toy_settings("signal-resnet", epochs=0), place)
-
-    def fail(_: Any, path: Path) -> None:
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", fail)
-        with pytest.raises(OSError, match="disk full"):
-            write_checkpoint(checkpoint, place)
-    assert the_same(read_checkpoint(place), checkpoint)
-    for content in (b"", b"half a file", place.read_bytes()[:-100]):
-        place.write_bytes(content)
-        with pytest.raises(FileFormatError, match="damaged"):
-            read_checkpoint(place)
-    with pytest.raises(FileFormatError, match="does not exist"):
-        read_checkpoint(tmp_path / "none.pt")
