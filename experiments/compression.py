@@ -1,4 +1,4 @@
-"""A smaller support: every way to it at several sizes, against all samples."""
+"""A smaller support: several sizes, against all samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kcal.benchmark.results import TABLE_METRICS
 from kcal.benchmark.table import Entry, Table
 from kcal.benchmark.tasks import Split
 from kcal.calibrators import predict_on
-from kcal.calibrators.compress import METHODS
 
 SHARES = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Support points per sample."""
@@ -27,7 +26,7 @@ TIMED_ROWS, ROUNDS = 1_000, 5
 
 
 def variants(setting: TaskSetting) -> Mapping[str, Variant]:
-    """Return KCal on directions with all samples, and with fewer points by every method and size."""
+    """Return KCal on directions with all samples, and with fewer points by size."""
     fitted: dict[int, KCal] = {}  # with all samples, by split
 
     def full(split: Split) -> KCal:
@@ -48,19 +47,19 @@ def variants(setting: TaskSetting) -> Mapping[str, Variant]:
     def merged(split: Split) -> Any:
         return setting.fit(setting.calibrator("kcal", projection="unit", support="merged"), split).calibrator
 
-    def compressed(method: str, share: float) -> Variant:
-        return measure(lambda split: full(split).compress(share, method=method))
+    def compressed(share: float) -> Variant:
+        return measure(lambda split: full(split).compress(share))
 
     return {
         ALL: measure(full),
-        **{name_of(method, share): compressed(method, share) for method in METHODS for share in SHARES},
+        **{name_of(share): compressed(share) for share in SHARES},
         MERGED: measure(merged),
         WITHIN: measure(lambda split: full(split).compress(max_loss_increase=0.005)),
     }
 
 
-def name_of(method: str, share: float) -> str:
-    return f"{method}, {share:.0%}"
+def name_of(share: float) -> str:
+    return f"kmeans, {share:.0%}"
 
 
 def times_faster(calibrator: Any, reference: Any, rows: Any) -> float:
@@ -105,11 +104,9 @@ def table_of(label: str, by_variant: Mapping[str, Measured]) -> Table:
 
 def panel_of(label: str, by_variant: Mapping[str, Measured], metric: str) -> Panel:
     scale = TABLE_METRICS[metric].scale
-    lines = [
-        spread_line(method, SHARES, [by_variant[name_of(method, share)][metric] for share in SHARES], scale)
-        for method in METHODS
-    ]
-    lines.append(level_line(ALL, SHARES, scale * by_variant[ALL][metric].mean()))
+    by_share = [by_variant[name_of(share)][metric] for share in SHARES]
+    all_samples = level_line(ALL, SHARES, scale * by_variant[ALL][metric].mean())
+    lines = [spread_line("kmeans", SHARES, by_share, scale), all_samples]
     axis = "support points per sample"
     return Panel(label, axis, metric_label(metric), tuple(lines), x_log=True, x_ticks=floats(SHARES))
 

@@ -7,7 +7,7 @@ embedding in the file.
 """
 
 # %%
-# Log-loss by the number of support points, for merged samples and for samples kept at random.
+# Log-loss by the number of support points.
 import matplotlib.pyplot as plt
 
 import kcal
@@ -25,16 +25,15 @@ def log_loss(fitted: KCal) -> float:
 
 sizes = [len(cal.labels) // divisor for divisor in (60, 20, 10, 3)]
 figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-for method, label in {"kmeans": "merged by k-means", "random": "kept at random"}.items():
-    smaller = [calibrator.compress(size, method=method) for size in sizes]
-    ax.plot(sizes, [log_loss(small) for small in smaller], marker="o", label=label)
+losses = [log_loss(calibrator.compress(size)) for size in sizes]
+ax.plot(sizes, losses, marker="o", label="merged by k-means")
 ax.axhline(log_loss(calibrator), color="grey", linestyle="--", label="all samples")
 ax.set(xscale="log", xlabel="support points", ylabel="log-loss on the test part", title="KCal with a smaller support")
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False)
 
 # %%
-# The smallest cluster of the default method, and what is left of the file:
+# The smallest cluster, and what is left of the file:
 small = calibrator.compress(0.1)
 print(small.support_size_, "points, each of at least", small.compression_.fewest, "sample(s)")
 before, after = (len(kcal.persistence.to_bytes(fitted)) // 1024 for fitted in (calibrator, small))

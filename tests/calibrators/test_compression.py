@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +17,6 @@ from kcal import KCal, KCalBlend
 from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import negative_log_likelihood
 from kcal.samples import code_groups, cross_folds
-
-METHODS = ("kmeans", "kernel-thinning", "herding", "random")
-THINNING = METHODS[1:]
 
 
 @pytest.fixture(scope="module")
@@ -75,100 +71,31 @@ def random_fit(seed: int, n: int, **parameters: Any) -> tuple[KCal, Any, Any, An
 
 @pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
 @settings(max_examples=25)
-@given(st.integers(0, 10**6), st.integers(5, 60), st.integers(3, 70), st.sampled_from(METHODS), st.integers(1, 4))
-def test_weight_and_mean_of_every_class_are_kept(seed: int, n: int, size: int, method: str, smallest: int) -> None:
+@given(st.integers(0, 10**6), st.integers(5, 60), st.integers(3, 70), st.integers(1, 4))
+def test_weight_and_mean_of_every_class_are_kept(seed: int, n: int, size: int, smallest: int) -> None:
     calibrator, rows, labels, weights = random_fit(seed, n)
-    options = {"min_cluster_size": smallest} if method == "kmeans" else {}
-    small = calibrator.compress(size, method=method, **options)
+    small = calibrator.compress(size, min_cluster_size=smallest)
     points, codes, kept = points_of(small)
     factor = weights.sum() / kept.sum()
     np.testing.assert_allclose(
         factor * np.bincount(codes, kept, minlength=4), np.bincount(labels, weights, minlength=4), rtol=1e-12
     )
     assert len(points) <= size
-    if method == "kmeans":
-        for code in (0, 1, 3):
-            own, merged = labels == code, codes == code
-            np.testing.assert_allclose(
-                factor * kept[merged] @ points[merged], weights[own] @ rows[own], rtol=1e-10, atol=1e-12
-            )
-        counts = np.bincount(labels)
-        if small.compression_ is not None:
-            assert small.compression_.fewest >= min(smallest, counts[counts > 0].min())
-    else:
-        assert len(points) == min(size, n)
-        samples = {(label, *row) for label, row in zip(labels.tolist(), rows.tolist(), strict=True)}
-        found = {(code, *point) for code, point in zip(codes.tolist(), points.tolist(), strict=True)}
-        assert len(found) == len(points)
-        assert found <= samples
+    for code in (0, 1, 3):
+        own, merged = labels == code, codes == code
+        np.testing.assert_allclose(
+            factor * kept[merged] @ points[merged], weights[own] @ rows[own], rtol=1e-10, atol=1e-12
+        )
+    counts = np.bincount(labels)
+    if small.compression_ is not None:
+        assert small.compression_.fewest >= min(smallest, counts[counts > 0].min())
 
 
-def one_class(calibrator: KCal, rows: Any, labels: Any, weights: Any, size: int, method: str) -> Any:
-    """Return kernel, weights, rows that are kept and their weights, of the first class."""
-    points, codes, kept = points_of(calibrator.compress(size, method=method))
-    own = rows[labels == 0]
-    chosen = [int(np.flatnonzero((own == point).all(axis=1))[0]) for point in points[codes == 0]]
-    gram = kernel_between(own, own, calibrator.bandwidth_)
-    return gram, weights[labels == 0], chosen, kept[codes == 0] * (weights.sum() / kept.sum())
-
-
-def discrepancy(gram: Any, weights: Any, rows: Any, kept: Any) -> float:
-    """Return the squared distance of two kernel sums."""
-    difference = -np.array(weights, dtype=np.float64)
-    np.add.at(difference, np.asarray(rows), kept)
-    return float(difference @ gram @ difference)
-
-
-@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
-def test_herding_takes_the_best_next_point_each_time() -> None:
-    gram, weights, rows, kept = one_class(*random_fit(0, 40), 12, "herding")
-    shares, chosen = weights / weights.sum(), list[int]()
-    for row in rows:
-        others = [i for i in range(len(gram)) if i not in chosen]
-        scores = [shares @ gram[i] - sum(gram[i, s] for s in chosen) / (len(chosen) + 1) for i in others]
-        assert row == others[int(np.argmax(scores))]
-        chosen.append(row)
-    np.testing.assert_allclose(kept, weights.sum() / len(rows), rtol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore::kcal.KcalWarning")
-@pytest.mark.parametrize(("size", "method", "share"), [
-    (1, "kernel-thinning", 0.0), (3, "kernel-thinning", 0.05), (3, "herding", 0.2)
-])  # fmt: skip
-def test_thinning_is_among_the_best_of_all_choices(size: int, method: str, share: float) -> None:
-    labels, ranks = np.array([0] * 12 + [1]), []
-    for seed in range(10):
-        rows = np.random.default_rng(seed).normal(size=(13, 2))
-        calibrator = KCal(projection="identity", bandwidth=0.7, progress=False).fit(rows, labels)
-        gram, weights, chosen, kept = one_class(calibrator, rows, labels, np.ones(13), size + 1, method)
-        losses = [discrepancy(gram, weights, choice, 12 / size) for choice in combinations(range(12), size)]
-        np.testing.assert_allclose(kept, 12 / size, rtol=1e-9)
-        ranks.append(np.mean(np.array(losses) < discrepancy(gram, weights, chosen, kept) - 1e-9))
-    assert np.mean(ranks) <= share
-
-
-def test_thinning_is_closer_to_all_points_than_random_ones_also_in_parts_of_large_classes() -> None:
-    generator = np.random.default_rng(0)
-    labels = np.array([0] * 2_500 + [1] * 900 + [2] * 900)
-    rows = 2.0 * np.eye(3)[labels] + generator.normal(size=(4_300, 3))
-    queries = rows[::7] + 0.3
-    calibrator = KCal(projection="identity", bandwidth=0.5, progress=False).fit(rows, labels)
-    exact = gaussian_posteriors(queries, rows, labels, np.ones(4_300), 0.5, 3)
-
-    def error(method: str) -> float:
-        parts = points_of(calibrator.compress(430, method=method))
-        return float(np.abs(gaussian_posteriors(queries, *parts, 0.5, 3) - exact).mean())
-
-    assert max(error("kernel-thinning"), error("herding")) < 0.7 * error("random")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_predictions_are_sums_over_the_smaller_support(fitted: KCal, problem: Any, method: str) -> None:
+def test_predictions_are_sums_over_the_smaller_support(fitted: KCal, problem: Any) -> None:
     before = fitted.predict_proba(problem.test_x)
-    small, again = (fitted.compress(30, method=method) for _ in range(2))
+    small, again = (fitted.compress(30) for _ in range(2))
     points, codes, weights = points_of(small)
     assert small.support_size_ == len(points) <= 30
-    assert small.compression_.method == method
     queries = problem.test_x / np.linalg.norm(problem.test_x, axis=1, keepdims=True)
     expected = gaussian_posteriors(queries, points, codes, weights, small.bandwidth_, 3)
     np.testing.assert_allclose(small.predict_proba(problem.test_x), expected, atol=1e-9)
@@ -320,7 +247,7 @@ def test_no_sample_is_stored(problem: Any, tmp_path: Path) -> None:
 
 def test_files_modules_and_evidence_keep_working(fitted: KCal, problem: Any, tmp_path: Path) -> None:
     merged = KCal(projection="unit", support="merged", min_cluster_size=2).fit(problem.x, problem.y)
-    for number, small in enumerate((merged, fitted.compress(0.1, method="herding"))):
+    for number, small in enumerate((merged, fitted.compress(0.1))):
         loaded = kcal.load(kcal.save(small, tmp_path / f"{number}.kcal"))
         np.testing.assert_array_equal(loaded.predict_proba(problem.test_x), small.predict_proba(problem.test_x))
         assert loaded.compression_ == small.compression_
@@ -348,9 +275,7 @@ BAD_ARGUMENTS = [
     {"size": 5, "max_loss_increase": 0.1},
     *({"size": size} for size in (2, 0, 0.0, 1.5, "10%")),
     {"max_loss_increase": -0.1},
-    {"method": "magic", "size": 9},
     {"min_cluster_size": 0, "size": 9},
-    {"min_cluster_size": 2, "size": 9, "method": "random"},
 ]
 
 

@@ -115,23 +115,3 @@ def test_invalid_parameters_are_not_saved(problem: Any, tmp_path: Path) -> None:
     fitted = make_calibrator("ts").fit(problem.logits, problem.labels).set_params(representation="nonsense")
     with pytest.raises(InvalidInputError, match=r"^representation "):
         save(fitted, tmp_path / "model.kcal")
-
-
-def test_weights_are_never_dropped_silently(problem: Any) -> None:
-    class Unweighted(Calibrator):
-        inputs = "logits"
-        method = "unweighted"
-
-        def fit(self, X: Any, y: Any) -> Any:
-            return self
-
-    weighted = ClassifierOutputs(None, problem.logits, problem.labels, weights=np.ones(240))
-    with pytest.raises(InvalidInputError, match="cannot be used by method unweighted"):
-        fit_on(Unweighted(), weighted)
-
-
-def test_other_column_names_are_refused_by_name(problem: Any) -> None:
-    pandas = pytest.importorskip("pandas")
-    fitted = make_calibrator("ts").fit(pandas.DataFrame(problem.logits, columns=["a", "b", "c"]), problem.labels)
-    with pytest.raises(InvalidInputError, match=r"(?s)^X .*- d\n"):
-        fitted.predict_proba(pandas.DataFrame(problem.logits, columns=["a", "b", "d"]))

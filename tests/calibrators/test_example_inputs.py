@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from calibrator_checks import quick
-from kcal import METHODS, KCal, KCalBlend, KCalLogits, TemperatureScaling
+from kcal import METHODS, KCal, KCalLogits, TemperatureScaling
 from kcal.calibrators import Calibrator, make_calibrator
 from module_cases import fitted
 from synthetic import make_problem
 
 PROBLEM = make_problem()
-TRAINING = {"train_embeddings": PROBLEM.train_embeddings, "train_labels": PROBLEM.train_labels}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -48,20 +47,15 @@ def learned(**parameters: Any) -> Calibrator:
 FITS = {
     "kcal, identity": lambda: KCal(projection="identity").fit(PROBLEM.embeddings, PROBLEM.labels),
     "kcal, unit": lambda: KCal(projection="unit").fit(*high_dimensional()[::2]),
-    "kcal, skip": lambda: quick("kcal").fit(PROBLEM.embeddings, PROBLEM.labels, **TRAINING),
-    "kcal, skip, directions": learned,
+    "kcal, learned": learned,
     "kcal, linear": lambda: learned(projection="linear", dimension=4),
     "kcal, any module": lambda: KCal(
         projection=torch.nn.Sequential(torch.nn.Linear(24, 5), torch.nn.Tanh()).double().requires_grad_(False)
     ).fit(*high_dimensional()[::2]),
-    "kcal-logits": lambda: quick("kcal-logits").fit(
-        PROBLEM.logits, PROBLEM.labels, train_embeddings=PROBLEM.train_logits, train_labels=PROBLEM.train_labels
-    ),
     "kcal-logits, one column": lambda: KCalLogits(projection="identity").fit(
         PROBLEM.logits[:, :1], PROBLEM.labels == 0
     ),
     "blend": blend,
-    "blend, few features": lambda: KCalBlend().fit(PROBLEM.embeddings, PROBLEM.labels, logits=PROBLEM.logits),
 }
 
 

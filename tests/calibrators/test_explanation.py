@@ -268,14 +268,6 @@ def test_rows_of_the_fit_warn_and_are_carried_by_themselves(problem: Problem) ->
     assert not explanation.distances.any()
 
 
-def test_a_compressed_blend_is_explained_by_its_points(problem: Problem, blend: KCalBlend) -> None:
-    small = blend.compress(30)
-    queries, logits = problem.test_embeddings[QUERIES], problem.test_logits[QUERIES]
-    explanation = small.explain(queries, logits=logits)
-    assert (explanation.rows == -1).all()
-    np.testing.assert_allclose(whole(explanation), small.predict_proba(queries, logits=logits), rtol=1e-9)
-
-
 def test_centroids_are_named_by_the_number_of_their_samples(problem):
     whole = KCal(projection="identity", progress=False).fit(problem.embeddings, problem.labels)
     small = whole.compress(12)
@@ -289,5 +281,3 @@ def test_centroids_are_named_by_the_number_of_their_samples(problem):
     given = {"sample_weight": np.linspace(0.5, 2.0, len(problem.labels))}
     weighted = KCal(projection="identity", progress=False).fit(problem.embeddings, problem.labels, **given)
     assert weighted.compress(12).explain(problem.test_embeddings[:1]).ids[0, 0].startswith("centroid #")
-    thinned = whole.compress(12, method="random").explain(problem.test_embeddings[:1])
-    assert thinned.ids[0, 0].startswith("point #")

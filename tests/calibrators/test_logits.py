@@ -110,20 +110,6 @@ def test_one_column_of_logits_with_more_classes_says_what_to_pass(shape: tuple[i
         quick("ts").fit(3 * np.eye(3)[(np.arange(90) + 1) % 4 % 3], np.arange(90) % 3).predict_proba([0.0, 1.0, 2.0])
 
 
-@pytest.mark.parametrize("name", ["ts", "isotonic", "refit"])
-@pytest.mark.parametrize("keyword", ["ids", "sample_weights"])
-def test_keyword_that_fit_does_not_use_is_named(name: str, keyword: str, problem: Any) -> None:
-    given = {keyword: problem.labels} | ({"logits": problem.logits} if name == "refit" else {"groups": None})
-    with pytest.raises(InvalidInputError, match="sample_weight") as caught:
-        quick(name).fit(problem.logits, problem.labels, **given)
-    assert caught.value.parameter == keyword
-
-
-def test_groups_are_named_by_methods_without_them(problem: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"^groups is not used by TemperatureScaling"):
-        quick("ts").fit(problem.logits, problem.labels, groups=problem.labels)
-
-
 @pytest.mark.parametrize("name", ["vector", "matrix", "svs", "sms"])
 def test_class_that_is_masked_out_contributes_nothing(name: str, problem: Any) -> None:
     logits, rows = problem.logits.copy(), np.arange(0, 240, 3)

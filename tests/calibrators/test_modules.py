@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kcal import METHODS, KCal, KCalBlend
+from kcal import METHODS, KCalBlend
 from kcal.calibrators import Calibrator, PredictionModule, fit_on, make_calibrator
 from kcal.embeddings import ClassifierOutputs
 from kcal.errors import InvalidInputError
@@ -110,16 +110,6 @@ def test_evidence_is_that_of_the_calibrator(name: str) -> None:
             probs, evidence = module_of(name).with_evidence(*inputs)
             torch.testing.assert_close(probs, module_of(name)(*inputs), rtol=0, atol=1e-6)
             torch.testing.assert_close(evidence, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_single_precision_is_as_good_as_double_precision(kernel: str) -> None:
-    part, (embeddings, _) = problem(), query_rows(torch.float32)
-    single = KCal(kernel=kernel, projection="identity").fit(part.embeddings.astype(np.float32), part.labels)
-    same = KCal(kernel=kernel, projection="identity", bandwidth=single.bandwidth_)
-    double = same.fit(part.embeddings.astype(np.float32).astype(np.float64), part.labels)
-    expected = double.predict_proba(embeddings.double()).float()
-    torch.testing.assert_close(single.as_module()(embeddings), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -110,34 +110,6 @@ def test_auto_shares_a_map_if_classes_are_many_and_samples_few(kind: Any) -> Non
         assert kind().fit(1.5 * few[:4], labels[:4], classes=range(40)).maps_ == "shared"
 
 
-STEPS = np.array([0.1, 0.3, 0.4, 0.8])
-RECOVERED: dict[Any, tuple[Any, tuple[int, int], float, float]] = {
-    # true log-odds, numbers of samples, error of the larger, ratio of the errors
-    PlattScaling: (lambda s: 0.5 * s - 1, (2_000, 200_000), 0.002, 2),
-    BetaCalibration: (lambda s: beta_curve(s, 0.4, 1.2, 0.5), (2_000, 100_000), 0.003, 2),
-    IsotonicCalibration: (lambda s: logit(0.05 + 0.9 * expit(s**3 / 4)), (500, 50_000), 0.015, 3),  # cube root of n
-    VennAbers: (lambda s: logit(0.05 + 0.9 * expit(s**3 / 4)), (500, 50_000), 0.015, 3),
-    HistogramBinning: (lambda s: logit(STEPS[np.minimum((expit(s) * 4).astype(int), 3)]), (1_000, 100_000), 0.01, 3),
-    ScalingBinning: (lambda s: s / 2.5, (500, 50_000), 0.01, 3),
-}
-
-
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_truth_of_the_form_of_the_method_is_recovered_as_samples_grow(kind: Any) -> None:
-    truth, sizes, bound, ratio = RECOVERED[kind]
-    generator = np.random.default_rng(0)
-    scores = generator.normal(scale=2, size=sizes[1])
-    labels = (generator.uniform(size=sizes[1]) < expit(truth(scores))).astype(np.int64)
-    bins = {HistogramBinning: (4, 4), ScalingBinning: (10, 100)}.get(kind)
-    errors = []
-    for place, n in enumerate(sizes):
-        calibrator = kind(maps="class") if bins is None else kind(maps="class", bins=bins[place])
-        found = calibrator.fit(two_columns(scores[:n]), labels[:n]).predict_proba(two_columns(scores[:1000]))[:, 1]
-        errors.append(np.abs(found - expit(truth(scores[:1000]))).mean())
-    assert errors[1] < bound
-    assert errors[1] < errors[0] / ratio
-
-
 @pytest.mark.filterwarnings("ignore::kcal.errors.LeakageWarning")
 @pytest.mark.parametrize(
     ("calibrator", "highest"),

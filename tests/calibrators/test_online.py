@@ -178,6 +178,14 @@ def test_partial_fit_begins_with_a_fit_and_gives_the_next_integers_as_ids() -> N
     assert whole.ids_.tolist() == [3.0, 1.0, 4.0, 5.0, 6.0]  # not 3 and 4, which are there
 
 
+def test_arrays_of_the_caller_may_change_after_an_update() -> None:
+    rows = ROWS[30:40].copy()
+    live = kcal().fit(ROWS[:30], LABELS[:30]).partial_fit(rows, LABELS[30:40])
+    rows[:] = 0.0
+    fresh = kcal().fit(ROWS[:40], LABELS[:40])
+    np.testing.assert_allclose(live.predict_proba(QUERIES), fresh.predict_proba(QUERIES), atol=1e-12)
+
+
 def test_a_snapshot_is_not_changed_by_updates() -> None:
     live = kcal().fit(ROWS[:30], LABELS[:30])
     kept = [live.snapshot()]

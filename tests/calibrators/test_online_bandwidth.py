@@ -172,18 +172,6 @@ def test_after_the_late_search_predictions_are_those_of_a_search_at_once(kind: t
     assert not np.array_equal(early, probabilities(live))
 
 
-def test_before_it_a_kcal_has_the_bandwidth_of_the_power_law() -> None:
-    live = make(KCal, 120, 240, make(KCal, 0, 120))
-    early = live.snapshot(search=False)
-    record = early.bandwidth_history_[-1]
-    assert (record.source, record.n_samples) == ("law", 240)
-    law = live.snapshot().bandwidth_history_[0]
-    expected = law.bandwidth * (record.size / law.size) ** (-1 / (5 + 4))
-    assert record.bandwidth == pytest.approx(expected)
-    fixed = KCal(projection="identity", bandwidth=record.bandwidth).fit(EMBEDDINGS, CODES)
-    np.testing.assert_allclose(probabilities(early), probabilities(fixed), rtol=1e-9)
-
-
 @pytest.mark.parametrize("kind", [KCal, KCalBlend])
 def test_an_erasure_makes_no_search_and_loses_none(kind: type[Any]) -> None:
     live = make(kind, 120, 240, make(kind, 0, 120))

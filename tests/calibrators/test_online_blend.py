@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from kcal import InvalidInputError, KCalBlend, Updates, load, save
 
@@ -149,14 +148,3 @@ def test_with_a_head_updates_need_no_logits() -> None:
     np.testing.assert_allclose(live.predict_proba(QUERIES), expected.predict_proba(QUERIES), atol=1e-9)
     with pytest.raises(InvalidInputError, match=r"^logits "):
         live.partial_fit(ROWS[:1], LABELS[:1], logits=LOGITS[:1])
-
-
-def test_tensors_come_back_as_tensors_after_updates() -> None:
-    (rows, labels), options = part(0, 120, full=False)
-    live = blend().fit(torch.from_numpy(rows), labels, logits=torch.from_numpy(options["logits"]))
-    live.partial_fit(ROWS[120:130], LABELS[120:130], logits=LOGITS[120:130])
-    queries = torch.from_numpy(QUERIES), torch.from_numpy(QUERY_LOGITS)
-    probs = live.predict_proba(queries[0], logits=queries[1])
-    assert isinstance(probs, torch.Tensor)
-    np.testing.assert_array_equal(probs.numpy(), probabilities(live))
-    np.testing.assert_allclose(live.as_module()(*queries).detach().numpy(), probs.numpy(), atol=1e-9)

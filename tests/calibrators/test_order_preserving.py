@@ -13,7 +13,6 @@ from scipy.integrate import trapezoid
 from torch.nn.functional import softplus
 
 from kcal import OrderPreservingCalibration, TemperatureScaling
-from kcal.errors import InvalidInputError
 from synthetic import warped
 
 pytestmark = pytest.mark.filterwarnings("ignore::kcal.FewSamplesWarning")
@@ -168,19 +167,3 @@ def test_only_op_distinguishes_classes() -> None:
         calibrator = OrderPreservingCalibration(form=form, width=10, folds=2).fit(logits[:3000], labels[:3000])
         nll[form] = -calibrator.predict_log_proba(logits[3000:])[np.arange(3000), labels[3000:]].mean()
     assert nll["op"] < min(nll["oi"], nll["diag"]) - 0.01
-
-
-@pytest.mark.usefixtures("short_solvers")
-@pytest.mark.parametrize("form", FORMS)
-def test_missing_classes_and_few_samples_give_valid_rows(form: str, problem: Any) -> None:
-    make = OrderPreservingCalibration(form=form, width=4, folds=2, epochs=5)
-    keep = problem.labels != 2
-    for rows, labels, weights in (
-        (problem.logits[keep], problem.labels[keep], None),
-        (problem.logits[:2], problem.labels[:2], [0.5, 1.0]),
-    ):
-        found = make.fit(rows, labels, sample_weight=weights).predict_proba(problem.test_logits)
-        np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-12)
-    for n, weights in ((2, [0.0, 1.0]), (1, None)):
-        with pytest.raises(InvalidInputError, match="X must hold"):
-            make.fit(problem.logits[:n], problem.labels[:n], sample_weight=weights)

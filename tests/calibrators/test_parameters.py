@@ -45,17 +45,6 @@ def test_rule_needs_its_reference(problem):
         KCal(projection="identity", bandwidth="rule").fit(problem.embeddings, problem.labels)
 
 
-def test_numpy_numbers_serve_as_parameters(problem):
-    def probabilities(integer, real):
-        calibrator = KCal(
-            dimension=integer(2), seed=integer(3), folds=integer(4), smoothing=real(0.25), recipe=FastRecipe(integer(3))
-        )
-        rows = {"train_embeddings": problem.train_embeddings, "train_labels": problem.train_labels}
-        return calibrator.fit(problem.embeddings, problem.labels, **rows).predict_proba(problem.test_embeddings)
-
-    np.testing.assert_array_equal(probabilities(np.int64, np.float64), probabilities(int, float))
-
-
 def test_largest_seed_trains(problem):
     recipe = FastRecipe(steps=1, batch_size=50)
     rows = {"train_embeddings": problem.train_embeddings, "train_labels": problem.train_labels}

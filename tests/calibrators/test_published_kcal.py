@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from kcal import KCal, PaperRecipe, train_projection
 from kcal.calibrators import make_calibrator
 from kcal.kernels import LeaveOutLoss, sort_support
-from kcal.projection import project
 from kcal.samples import fold_codes
 from synthetic import make_problem
 
@@ -40,17 +38,6 @@ def test_as_published_is_the_papers_recipe_and_search() -> None:
     assert KCal.as_published("isruc", folds=6, seed=3).get_params() == {
         **calibrator.get_params(), "recipe": PaperRecipe(learning_rate=1e-3), "folds": 6, "seed": 3,
     }  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("n_classes", "dimension"), [(999, 32), (1_000, 128)])
-def test_a_thousand_classes_have_the_larger_dimension(n_classes: int, dimension: int) -> None:
-    rows = np.random.default_rng(0).normal(size=(2 * n_classes, 130)).astype(np.float32)
-    labels, recipe = np.arange(n_classes), PaperRecipe(epochs=1, batches_per_epoch=1, background_per_class=1)
-    fitted = KCal(recipe=recipe, bandwidth=1.0).fit(
-        rows[:n_classes], labels, train_embeddings=rows[n_classes:], train_labels=labels
-    )
-    assert fitted.model_.dimension == dimension
 
 
 @pytest.mark.parametrize("folds", [None, 3, 7])
@@ -86,38 +73,6 @@ def test_the_only_member_of_a_class_costs_the_published_clip(problem: Any) -> No
     assert losses[0] == pytest.approx(23.03, abs=0.01)
     assert max(losses[1:]) < 23
     assert fitted.bandwidth_curve_.loss == pytest.approx(np.mean(losses), rel=1e-9)
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-def test_what_decides_about_the_learning_rate_is_the_leave_one_out_loss_on_the_calibration_set(
-    problem: Any, grouped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At the bandwidth of the training, for the projection as it is then, and never by folds."""
-    seen = []
-    original = ReduceLROnPlateau.step
-
-    def step(self: ReduceLROnPlateau, metrics: Any) -> None:
-        seen.append(metrics)
-        original(self, metrics)
-
-    monkeypatch.setattr(ReduceLROnPlateau, "step", step)
-    recipe = PaperRecipe(epochs=2, batches_per_epoch=5, learning_rate=1.0, bandwidth=0.7)
-    rows, labels = problem.embeddings[:40], problem.labels[:40]
-    groups = np.arange(40) % 8
-    fitted = KCal.as_published(recipe=recipe, folds=4).fit(
-        rows, labels, train_embeddings=problem.train_embeddings, train_labels=problem.train_labels,
-        **({"groups": groups, "train_groups": np.arange(400) % 9} if grouped else {}),
-    )  # fmt: skip
-    assert len(seen) == 2
-    assert seen[0] != seen[1]
-    points = project(fitted.projection_, torch.from_numpy(rows)).numpy()
-    losses = []
-    for i in range(40):
-        others = groups != groups[i] if grouped else np.arange(40) != i
-        squares = ((points - points[i]) ** 2).sum(axis=1)
-        mass = np.exp(-squares / (2 * points.shape[1] * 0.7**2)) * others
-        losses.append(-np.log(mass[labels == labels[i]].sum() / mass.sum()))
-    assert seen[-1] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_a_training_for_many_calibration_sets_monitors_the_given_one(problem: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.interpolate import CubicSpline
 from scipy.special import logit, softmax
 
 from kcal import SplineCalibration
@@ -113,23 +112,6 @@ def test_the_top_class_is_interpolated_and_the_others_share_the_rest(problem: An
     np.testing.assert_allclose(fitted.predict_proba(rows), expected, atol=1e-9)
 
 
-def test_the_fit_is_scipys_natural_spline_where_that_passes_through_every_point() -> None:
-    scores, labels = np.array([0.2, 0.35, 0.5, 0.6, 0.7, 0.8]), np.array([0, 1, 0, 1, 1, 0])
-    places = np.linspace(0, 1, 6)
-    spline = CubicSpline(places, np.cumsum(labels - scores) / 6, bc_type="natural")
-    found = fit_scores(scores, labels)[1]
-    np.testing.assert_allclose(found, (scores + spline(places, 1)).clip(0, 1), atol=1e-12)
-
-
-def test_tied_scores_get_one_value_whatever_the_order_of_the_rows() -> None:
-    generator = np.random.default_rng(0)
-    scores, labels = generator.choice([0.1, 0.3, 0.8], size=120), generator.integers(0, 2, 120)
-    order = generator.permutation(120)
-    found, again = fit_scores(scores, labels), fit_scores(scores[order], labels[order])
-    np.testing.assert_allclose(found[0], [0.1, 0.3, 0.8], atol=1e-12)
-    np.testing.assert_allclose(again[1], found[1], atol=1e-12)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_tied_logits_are_corrected_alike_however_they_are_shifted(form: str) -> None:
     generator = np.random.default_rng(0)
@@ -179,36 +161,3 @@ def test_a_row_corrected_to_nothing_keeps_its_input() -> None:
     np.testing.assert_allclose(
         fitted.predict_proba(np.log(kept)), pooled(kept, np.log(kept), logits, labels), atol=1e-12
     )
-
-
-def rows_with_top(scores: Any) -> Any:
-    return np.log(np.stack([scores, (1 - scores) / 2, (1 - scores) / 2], axis=1))
-
-
-def error_of_recovery(n: int, seed: int, correction: Any) -> float:
-    """Fit the top form to n samples whose rightness is s + correction(t) at top score s, and measure what it finds."""
-    generator = np.random.default_rng(seed)
-    scores = generator.uniform(0.4, 0.9, n)
-    right = generator.random(n) < scores + correction((scores - 0.4) / 0.5)
-    labels = np.where(right, 0, generator.integers(1, 3, n))
-    fitted = SplineCalibration(form="top").fit(rows_with_top(scores), labels)
-    grid = np.linspace(0.41, 0.89, 200)
-    found = fitted.predict_proba(rows_with_top(grid))[:, 0]
-    return float(np.sqrt(((found - grid - correction((grid - 0.4) / 0.5)) ** 2).mean()))
-
-
-def test_a_warp_that_is_a_spline_is_found_at_the_rate_of_a_parametric_model() -> None:
-    heights = CubicSpline(np.linspace(0, 1, 6), [0.0, -0.01, -0.03, -0.02, -0.04, -0.04], bc_type="natural")
-    sizes = np.array([1_000, 4_000, 16_000, 64_000])
-    errors = [np.mean([error_of_recovery(n, seed, lambda t: heights(t, 1)) for seed in range(12)]) for n in sizes]
-    rate = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
-    assert rate == pytest.approx(-0.5, abs=0.1)
-    assert errors[-1] < 0.01
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_permuting_classes_permutes_columns(form: str, problem: Any) -> None:
-    columns = np.array([1, 2, 0])
-    plain = SplineCalibration(form=form).fit(problem.logits, problem.labels).predict_proba(problem.test_logits)
-    turned = SplineCalibration(form=form).fit(problem.logits[:, columns], np.argsort(columns)[problem.labels])
-    np.testing.assert_allclose(turned.predict_proba(problem.test_logits[:, columns]), plain[:, columns], atol=1e-9)

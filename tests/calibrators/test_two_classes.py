@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from numpy.typing import NDArray
+from scipy.special import softmax
 
 import kcal
 from calibrator_checks import quick
@@ -116,11 +116,6 @@ CODES = np.arange(90) % 3
 THREE = np.random.default_rng(1).normal(size=(90, 3)) + 2.0 * np.eye(3)[CODES]
 
 
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    odds = np.exp(logits)
-    return np.asarray(odds / odds.sum(axis=1, keepdims=True))
-
-
 def test_the_columns_of_a_table_are_the_classes_of_labels_that_are_text() -> None:
     table, names = pd.DataFrame(THREE, columns=NAMES), NAMES[CODES]
     expected = TemperatureScaling().fit(THREE, names, classes=NAMES).predict_proba(THREE)
@@ -136,23 +131,15 @@ def test_the_columns_of_a_table_are_the_classes_of_labels_that_are_text() -> Non
     )
 
 
-def test_integer_labels_remain_column_indices_of_a_table() -> None:
-    table = pd.DataFrame(THREE, columns=[2, 0, 1])
-    assert TemperatureScaling().fit(table, CODES).classes_.tolist() == [0, 1, 2]
-
-
 def test_labels_that_name_no_column_are_refused() -> None:
     table, names = pd.DataFrame(THREE, columns=NAMES), NAMES[CODES].tolist()
     names[4] = "emu"
-    message = (
-        r"must be names of the columns \(owl, cat, dog\) if classes are not given; got emu at row 4. Pass classes="
-    )
-    with pytest.raises(InvalidInputError, match=f"^y {message}"):
+    with pytest.raises(InvalidInputError, match=r"^y .* got emu at row 4"):
         TemperatureScaling().fit(table, names)
-    with pytest.raises(InvalidInputError, match=f"^y {message}"):
+    with pytest.raises(InvalidInputError, match=r"^y .* got emu at row 4"):
         KCalBlend().fit(THREE + 1.0, names, logits=table)
-    with pytest.raises(InvalidInputError, match=f"^labels {message}"):
-        kcal.evaluate(pd.DataFrame(softmax(THREE), columns=NAMES), names)
+    with pytest.raises(InvalidInputError, match=r"^labels .* got emu at row 4"):
+        kcal.evaluate(pd.DataFrame(softmax(THREE, axis=1), columns=NAMES), names)
 
 
 def test_a_table_of_one_column_names_no_class() -> None:
@@ -161,13 +148,6 @@ def test_a_table_of_one_column_names_no_class() -> None:
         TemperatureScaling().fit(table, np.array(["ham", "spam"])[LABELS])
     fitted = TemperatureScaling().fit(table, np.array(["ham", "spam"])[LABELS], classes=["ham", "spam"])
     assert set(fitted.predict(table)) == {"ham", "spam"}
-
-
-def test_metrics_take_the_columns_of_a_table_as_classes() -> None:
-    probs = softmax(THREE)
-    table = pd.DataFrame(probs, columns=NAMES)
-    assert METRICS["accuracy"](table, NAMES[CODES]) == METRICS["accuracy"](probs, CODES)
-    assert METRICS["accuracy"](table, CODES) == METRICS["accuracy"](probs, CODES)
 
 
 # Probabilities that are passed as logits

@@ -6,11 +6,10 @@ from decimal import Decimal, localcontext
 import numpy as np
 import torch
 
-from kcal.kernels import KERNELS, PreparedSupport, sort_support
+from kcal.kernels import KERNELS, PreparedSupport
 
 DTYPES = (torch.float32, torch.float64)
 COMPACT = ("epanechnikov", "biweight", "triweight")
-ENDLESS = ("rbf", "laplace", "matern32", "matern52")
 
 
 def log_kernel(name, t, d):
@@ -112,22 +111,15 @@ def as_lists(rows):
     return [as_list(row) for row in rows]
 
 
-def cloud(seed, n, d, n_classes, *, dtype=torch.float64, weighted=False, integer_weights=False):
+def cloud(seed, n, d, n_classes, *, dtype=torch.float64, weighted=False):
     """Normal points with random classes and weights: points, codes, weights."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(n, d, generator=generator, dtype=torch.float64).to(dtype)
     codes = torch.randint(n_classes, (n,), generator=generator)
     weights = None
-    if integer_weights:
-        weights = torch.randint(1, 5, (n,), generator=generator).to(dtype)
-    elif weighted:
+    if weighted:
         weights = (0.1 + 3.0 * torch.rand(n, generator=generator, dtype=torch.float64)).to(dtype)
     return points, codes, weights
-
-
-def sorted_cloud(*args, **options):
-    points, codes, weights = cloud(*args, **options)
-    return sort_support(points, codes, args[3], weights)
 
 
 def class_sums(queries, support, bandwidths, *, kernel=KERNELS["rbf"], leave_out=None):

@@ -88,17 +88,6 @@ def test_number_of_threads_is_restored_and_does_not_matter(recipe, n_threads):
 
 
 @RECIPES
-def test_module_of_the_user_is_copied(recipe):
-    module = ResidualProjection(12, 3).eval()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    trained = state_of(*problem(), projection=module, recipe=recipe)
-    assert same_bits(before, module.state_dict())
-    assert not module.training
-    assert all(parameter.requires_grad for parameter in module.parameters())
-    assert not same_bits(before, trained)
-
-
-@RECIPES
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_checkpoints_are_frozen_in_the_precision_of_the_embeddings(recipe, dtype):
     rows, labels = problem(dtype=dtype)
@@ -109,20 +98,6 @@ def test_checkpoints_are_frozen_in_the_precision_of_the_embeddings(recipe, dtype
         assert not module.training
         assert not any(parameter.requires_grad for parameter in module.parameters())
         assert {parameter.dtype for parameter in module.parameters()} == {torch.from_numpy(rows).dtype}
-
-
-@RECIPES
-def test_every_kind_of_array_trains_alike(recipe):
-    rows, labels = problem()
-    names = np.array(["ant", "bee", "cat"])[labels]
-    one = train_projection(rows, labels, dimension=3, recipe=recipe)
-    for given in (
-        (torch.from_numpy(rows), torch.from_numpy(labels)),
-        (rows[::-1].copy()[::-1], names),
-        (rows, labels.tolist()),
-    ):
-        assert same_bits(one.module.state_dict(), state_of(*given, dimension=3, recipe=recipe))
-    assert train_projection(rows, names, dimension=3, recipe=recipe).classes.tolist() == ["ant", "bee", "cat"]
 
 
 def test_more_checkpoints_only_sample_the_path_more_often():

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
@@ -31,6 +31,7 @@ from kcal.validation import (
     check_seed,
     check_weights,
     checked_parameters,
+    column_names,
     computing_dtype,
     kind_of,
     of_one_type,
@@ -440,7 +441,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {}
 
     def _stored_parameters(self) -> dict[str, Any]:
-        """Return the parameters in a form that JSON can represent."""
+        """Return the parameters, in a form that :func:`json_values` takes."""
         return dict(self.get_params(deep=False))
 
     @classmethod
@@ -449,7 +450,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return stored
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the fitted attributes beside the model that a file gets: values and tensors."""
+        """Return the fitted attributes beside the model that a file gets: values for JSON, and tensors."""
         return {}, {}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
@@ -523,6 +524,17 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return what logits hold; of a method with such a parameter as it says, in a prediction as fitted."""
         return "logits"
 
+    def _check_same_columns(self, table: Any, name: str) -> None:
+        """Raise if a table has other columns than the rows of the fit."""
+        given, known = column_names(table), list(getattr(self, "feature_names_in_", []))
+        if given and known and given != known:
+            raise InvalidInputError(name, "must have the columns of X, in the same order")
+
+    def _refuse_logits(self, logits: Any) -> None:
+        if logits is not None:
+            expected = f"are not an argument of {type(self).__name__}"
+            raise InvalidInputError("logits", expected, remedy="Leave them out.")
+
     def _check_column_names(self, X: Any, *, fitting: bool) -> None:
         """Store the names of the columns at a fit; raise if those of a query are others."""
         try:
@@ -570,9 +582,11 @@ def check_two_parts(samples: Samples) -> None:
 
 
 def json_values(value: Any) -> Any:
-    """Return ``value`` with Python's numbers and lists in place of numpy's numbers, arrays and tuples."""
+    """Return ``value`` as JSON can represent it: a record as an object with its name, arrays and tuples as lists."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
+    if is_dataclass(value):
+        return {"record": type(value).__name__, **{name: json_values(entry) for name, entry in vars(value).items()}}
     if isinstance(value, dict):
         return {name: json_values(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,12 +1,11 @@
 """A smaller support: fewer points that stand for the samples, as many as out-of-fold predictions choose.
 
-"kmeans" merges clusters of a class into centroids, c_j = Σ_{i in j} w_i·z_i / W_j of weight W_j = Σ_{i in j} w_i. The
-other methods keep samples: "random" ones, or those that preserve the kernel mean of their class,
-Σ_i w_i·φ(z_i, ·) / Σ_i w_i, by "herding" or "kernel-thinning". The total weight of every class stays.
+k-means merges clusters of a class into centroids, c_j = Σ_{i in j} w_i·z_i / W_j of weight W_j = Σ_{i in j} w_i. The
+total weight of every class stays.
 
-A reduced support contains every sample, if only as a part of a centroid: leaving out a point of it leaves out no
-sample. So each sample is predicted from the reduced samples of the other folds, reduced as all samples are, to
-the same share of their number.
+A merged support contains every sample as a part of a centroid: leaving out a point of it leaves out no sample. So each
+sample is predicted from the merged samples of the other folds, merged as all samples are, to the same share of their
+number.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from kcal.calibrators.kernel_model import Compression, KernelModel
 from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
 from kcal.kernels import (
     BandwidthCurve,
-    MotherKernel,
     PredictedLoss,
     PreparedSupport,
     SortedSupport,
@@ -41,19 +39,14 @@ from kcal.samples import Floats, Index, Samples, cross_folds
 from kcal.threads import openmp_threads_for
 from kcal.validation import (
     ALMOST_ZERO,
-    check_choice,
     check_integer,
     check_number,
     checked_parameters,
     parameter,
-    shown,
 )
 
 Points = NDArray[np.floating]
-Choice = tuple[Index, Floats]
-"""Rows that are kept, and their weights."""
 
-METHODS = ("kmeans", "kernel-thinning", "herding", "random")
 FOLDS = 5
 MAX_PREDICTED = 5_000
 """Samples that are predicted to choose a bandwidth and a size; of more so many are chosen at random."""
@@ -71,15 +64,12 @@ MAX_ITERATIONS = 20
 """Iterations of k-means: more change nothing that predictions show."""
 LARGE = 1e8
 """Points × centroids × dimensions from which k-means runs first for coarse cells, then within each of them."""
-MAX_PART = 2_000
-"""Herding and kernel thinning need the kernel between all points: a larger class is thinned in random parts."""
 
 
 @dataclass(frozen=True)
 class CompressionOptions:
     """How an estimate gets a smaller support: parameters of ``compress``."""
 
-    method: str = parameter("kmeans", check_choice, choices=METHODS)
     min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_POINTS)
     seed: int = 0
     progress: bool | None = None
@@ -88,9 +78,6 @@ class CompressionOptions:
 
     def __post_init__(self) -> None:
         checked_parameters(self)
-        if self.min_cluster_size > 1 and self.method != "kmeans":
-            got = shown(self.min_cluster_size)
-            raise InvalidInputError("min_cluster_size", 'applies to method="kmeans" only', got=got)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,13 +125,10 @@ class Trials:
             self._after_each(f"{size:,} points, loss {self._trials[size].curve.loss:.4f}")
         return self._trials[size]
 
-    def reduce(self, samples: Samples, size: int) -> tuple[Samples, Index]:
-        """Return at most ``size`` points for samples, and the number of samples behind each."""
-        return reduce_samples(samples, size, self.options, self._kernel, self.bandwidth)
-
     def _try(self, size: int) -> Trial:
         share = size / self.n_samples
-        supports = [sorted_support(self.reduce(others, round(share * len(others)))[0]) for others in self._others]
+        merged = (merge_samples(part, round(share * len(part)), self.options)[0] for part in self._others)
+        supports = [sorted_support(part) for part in merged]
         loss = PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
         if self.options.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
             value = loss(self.bandwidth)
@@ -307,9 +291,9 @@ def compress_model(
         trial = find_size(trials)
     if trial.size >= trials.n_samples and trials.changes_nothing:
         return model, trial
-    reduced, members = trials.reduce(trials.samples, trial.size)
+    merged, members = merge_samples(trials.samples, trial.size, options)
     counts: dict[str, Any] = {"n_samples": trials.n_samples, "fewest": int(members.min())}
-    compression = Compression(method=options.method, loss=trial.curve.loss, **counts)
+    compression = Compression(loss=trial.curve.loss, **counts)
     references, n = model.log_densities, len(model.log_densities)
     if n:  # out-of-fold densities in place of those of single samples; their lengths stay
         densities = trials.log_densities(trial)
@@ -317,19 +301,16 @@ def compress_model(
         references = torch.from_numpy(quantiles).to(references.device)
     config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": trials.n_samples}
     tensors = {"log_densities": references, "log_lengths": model.log_lengths}
-    return model.with_support(sorted_support(reduced)).changed(tensors, n_references=n, **config), trial
+    return model.with_support(sorted_support(merged)).changed(tensors, n_references=n, **config), trial
 
 
 # Fewer points
 
 
-def reduce_samples(
-    samples: Samples, size: int, options: CompressionOptions, kernel: MotherKernel, bandwidth: float
-) -> tuple[Samples, Index]:
+def merge_samples(samples: Samples, size: int, options: CompressionOptions) -> tuple[Samples, Index]:
     """Return at most ``size`` points, in proportion to those of each class, and the number of samples behind each.
 
-    ``samples`` have points as embeddings, and positive weights. "herding" and "kernel-thinning" preserve the means of
-    the kernel at the bandwidth.
+    ``samples`` have points as embeddings, and positive weights.
     """
     if size >= len(samples) and options.min_cluster_size == 1:
         return samples, np.ones(len(samples), dtype=np.int64)
@@ -337,12 +318,8 @@ def reduce_samples(
     values, parts = samples.embeddings.cpu().numpy(), []
     for code in np.flatnonzero(sizes):
         rows = np.flatnonzero(samples.codes == code)
-        points, weights, m = values[rows], samples.weights[rows], int(sizes[code])
-        if options.method == "kmeans":
-            parts.append(_merge(points, weights, m, options.seed, options.min_cluster_size))
-        else:
-            chosen, kept = _thin(points, weights, m, options.method, options.seed, kernel, bandwidth)
-            parts.append((points[chosen], kept, np.ones(m, dtype=np.int64)))
+        given = values[rows], samples.weights[rows], int(sizes[code])
+        parts.append(_merge(*given, options.seed, options.min_cluster_size))
     points, weights, members = (np.concatenate(column) for column in zip(*parts, strict=True))
     codes = np.repeat(np.flatnonzero(sizes), [len(part[1]) for part in parts])
     embeddings = torch.from_numpy(points).to(samples.embeddings)
@@ -419,89 +396,3 @@ def _centroids(points: Points, weights: Floats, clusters: Index, n_clusters: int
     totals = np.bincount(clusters, weights=weights).astype(np.float64)
     members = csr_array((weights, (clusters, np.arange(len(clusters)))), shape=(n_clusters, len(clusters)))
     return (members @ points / totals[:, None]).astype(points.dtype), totals
-
-
-def _thin(
-    points: Points, weights: Floats, size: int, method: str, seed: int, kernel: MotherKernel, bandwidth: float
-) -> Choice:
-    """Return the points of a class that are kept: random ones, or those that preserve the kernel mean."""
-    order = np.random.default_rng(seed).permutation(len(points))
-    if method == "random":  # their weights grow by a common factor
-        rows = np.sort(order[:size])
-        return rows, weights[rows] * (weights.sum() / weights[rows].sum())
-    parts = np.array_split(order, min(-(-len(points) // MAX_PART), size))
-    sizes = sizes_per_class(size, np.array([len(part) for part in parts]))
-    choices = []
-    for part, m in zip(parts, sizes.tolist(), strict=True):
-        gram = _gram(points[part], kernel, bandwidth)
-        rows, kept = _herd(gram, weights[part], m) if method == "herding" else _halve(gram, weights[part], m, seed)
-        choices.append((part[rows], kept))
-    return np.concatenate([rows for rows, _ in choices]), np.concatenate([kept for _, kept in choices])
-
-
-def _gram(points: Points, kernel: MotherKernel, bandwidth: float) -> Floats:
-    """Return the kernel between all points, (n, n), in float64."""
-    rows = torch.from_numpy(points).double()
-    squares = torch.cdist(rows, rows).square() / (rows.shape[1] * bandwidth**2)
-    gram: Floats = kernel.log_profile(squares, rows.shape[1]).exp().numpy()
-    return gram
-
-
-def _herd(gram: Floats, weights: Floats, size: int) -> Choice:
-    """Keep ``size`` points of equal weight by kernel herding (Chen, Welling and Smola, 2010), none of them twice.
-
-    x_t = argmax_x μ(x) − Σ_{s<t} φ(x, x_s) / t, where μ is the kernel mean of the class.
-    """
-    mean = gram @ (weights / weights.sum())
-    kept: list[int] = []
-    repulsion, free = np.zeros(len(mean)), np.ones(len(mean), dtype=bool)
-    for step in range(1, size + 1):
-        best = int(np.argmax(np.where(free, mean - repulsion / step, -np.inf)))
-        kept.append(best)
-        free[best] = False
-        repulsion += gram[:, best]
-    return np.array(kept), np.full(size, weights.sum() / size)
-
-
-def _halve(gram: Floats, weights: Floats, size: int, seed: int) -> Choice:
-    """Keep ``size`` points by kernel thinning (Dwivedi and Mackey, 2021): halving rounds, then swaps.
-
-    In a round random pairs of points become one of the two each, with the weight of both: the one that leaves the
-    kernel mean closer to that of the class. A last round has only as many pairs as are needed.
-    """
-    generator, target = np.random.default_rng(seed), weights @ gram
-    rows, kept = np.arange(len(weights)), weights.astype(np.float64)
-    while len(rows) > size:
-        order = generator.permutation(len(rows))
-        rows, kept, n_pairs = rows[order], kept[order], min(len(rows) // 2, len(rows) - size)
-        error = kept @ gram[rows] - target  # kernel sum of what is kept less that of all, at every point
-        places = np.arange(2 * n_pairs).reshape(n_pairs, 2)
-        survivors = np.empty(n_pairs, dtype=np.int64)
-        for pair, (first, second) in enumerate(places):
-            one, other = rows[first], rows[second]
-            distance, slope = gram[one, one] + gram[other, other] - 2.0 * gram[one, other], error[one] - error[other]
-            gain, loss = kept[second], kept[first]  # what the survivor gains if it is the first, the second
-            # squared distance of the kernel means: |error|² + 2·gain·slope + gain²·distance, or with −loss
-            keeps_first = 2.0 * gain * slope + gain**2 * distance <= -2.0 * loss * slope + loss**2 * distance
-            survivors[pair] = first if keeps_first else second
-            error += (gain if keeps_first else -loss) * (gram[one] - gram[other])
-        rest = np.arange(2 * n_pairs, len(rows))
-        rows, kept = rows[np.concatenate([survivors, rest])], np.concatenate([kept[places].sum(axis=1), kept[rest]])
-    return _swap(gram, target, rows, kept), kept
-
-
-def _swap(gram: Floats, target: Floats, rows: Index, kept: Floats) -> Index:
-    """Return the points after each was exchanged for the one that brings the kernel mean closest to that of all."""
-    rows, free = rows.copy(), np.ones(len(gram), dtype=bool)
-    free[rows] = False
-    diagonal = np.diagonal(gram)
-    error = kept @ gram[rows] - target
-    for place, weight in enumerate(kept):
-        current = rows[place]
-        error -= weight * gram[current]
-        free[current] = True
-        best = int(np.argmin(np.where(free, 2.0 * error + weight * diagonal, np.inf)))
-        error += weight * gram[best]
-        free[best] = False
-        rows[place] = best
-    return rows

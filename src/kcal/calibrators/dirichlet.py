@@ -129,7 +129,7 @@ class DirichletCalibration(LogitCalibrator):
     """
 
     method = "dircal"
-    pools_network = True
+    _pools_network = True
     _model_class = DirichletModel
     weights_ = fitted("weights")
     intercepts_ = fitted("intercepts")

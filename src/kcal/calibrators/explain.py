@@ -145,13 +145,15 @@ class Explanation:
             entry["log_odds"] = {"first": first, "second": second, "total": total, "terms": finite}
         return entry
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Return a table as columns by name: a line per prediction and sample, and per other part and class.
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame with a line per prediction and sample, and per other part and class.
 
         "row" is the row that was explained, "part" is "similar sample", "other samples" or one of ``parts``; only
         samples have an id and a distance. Parts without a share are left out. The shares of a row and class sum to its
         probability.
         """
+        import pandas  # here, because its import takes long
+
         lines: list[tuple[Any, ...]] = []
         others = {"other samples": self.rest, **self.parts}
         for place, row in enumerate(self.numbers.tolist()):
@@ -161,16 +163,9 @@ class Explanation:
                 codes = part[place].nonzero()[0]
                 shares = zip(self.classes[codes], part[place, codes], strict=True)
                 lines += [(row, name, None, *each, np.nan) for each in shares]
-        names = ("row", "part", "id", "class", "share", "distance")
-        columns = {name: list(values) for name, values in zip(names, zip(*lines, strict=True), strict=True)}
-        texts = {name: np.array(columns[name], dtype=object) for name in ("part", "id")}
-        return {name: texts[name] if name in texts else np.array(values) for name, values in columns.items()}
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Return a pandas DataFrame of the :meth:`columns`."""
-        import pandas
-
-        return pandas.DataFrame(self.columns())
+        frame = pandas.DataFrame(lines, columns=["row", "part", "id", "class", "share", "distance"])
+        frame["id"] = pandas.Series([line[2] for line in lines], dtype=object)  # not NaN where there is none
+        return frame
 
     def cells(self, row: int = 0) -> list[list[str]]:
         """Return the table of one prediction as text, line by line: a heading, the samples, the parts, their sum.
@@ -269,7 +264,7 @@ def attribute(
     """
     sums = contributions.class_sums().sums  # (1, n_classes, n)
     factors = torch.where(sums > 0, by_samples.T.to(sums) / sums, 0.0)
-    positions, shares = largest_contributions([contributions], [factors], k)
+    positions, shares = largest_contributions(contributions, factors, k)
     distances, support = contributions.distances(positions).cpu(), contributions.prepared.support
     positions = positions.to(support.codes.device)
     codes, shares = support.codes[positions].cpu(), shares.cpu()
@@ -337,19 +332,15 @@ def _joined_by_name(blocks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, N
 
 
 def point_names(estimate: KernelModel) -> NDArray[Any]:
-    """Return a name of each support point of a compressed estimate, in the original order, (n,).
+    """Return a name of each centroid of a compressed estimate, in the original order, (n,).
 
-    The weight of a centroid is the number of its samples, if these had equal weights. Points of other methods are
-    samples, whose ids the estimate does not know.
+    The weight of a centroid is the number of its samples, if these had equal weights.
     """
-    support, compression = estimate.support, estimate.compression
-    numbers = np.arange(len(support))
-    if compression is None or compression.method != "kmeans":
-        return np.array([f"point #{number}" for number in numbers])
+    support = estimate.support
     weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().cpu()
-    counts = support.in_original_order(weights / weights.sum() * compression.n_samples).numpy()
+    counts = support.in_original_order(weights / weights.sum() * estimate.n_samples).numpy()
     if np.abs(counts - counts.round()).max() > 1e-3 * counts.min():
-        return np.array([f"centroid #{number}" for number in numbers])
+        return np.array([f"centroid #{place}" for place in range(len(counts))])
     sizes = counts.round().astype(np.int64).tolist()
     return np.array([f"centroid of {size:,} sample{'s'[: size != 1]} #{place}" for place, size in enumerate(sizes)])
 

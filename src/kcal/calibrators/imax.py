@@ -28,7 +28,7 @@ from kcal.calibrators.class_scores import (
     rounded_log_odds,
     top_accuracy,
 )
-from kcal.calibrators.logits import MAX_BINS, LogitCalibrator, LogitModel, buffer, to_log_probs
+from kcal.calibrators.logits import MAX_BINS, LogitCalibrator, LogitModel, buffer
 from kcal.calibrators.one_vs_rest import bin_rates
 from kcal.samples import Floats, Samples
 from kcal.validation import check_choice, check_integer, parameter
@@ -72,7 +72,7 @@ class IMaxBinning(LogitCalibrator):
     r_b = positives / samples of bin b, clipped to [1/(n_b + 2), 1 − 1/(n_b + 2)]
 
     The boundaries depend on the scores alone, the rates on the labels. Rates of one class against the rest do not sum
-    to 1 over the classes: :meth:`predict_proba` normalises their odds, :meth:`binned_scores` returns the rates.
+    to 1 over the classes: predictions normalise their odds.
 
     Parameters
     ----------
@@ -93,28 +93,15 @@ class IMaxBinning(LogitCalibrator):
     """
 
     method = "imax"
-    pools_network = True
+    _pools_network = True
     _model_class = IMaxModel
     boundaries_ = fitted_maps("boundaries")
     rates_ = fitted_maps("rates")
     form: str = parameter("shared", check_choice, choices=FORMS)
     bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
 
-    def binned_scores(self, X: Any) -> Any:
-        """Return the rate of each class's bin, (n, n_classes), which need not sum to 1.
-
-        The form "top" has rates of the top class only and returns probabilities.
-        """
-        rows, kind = self._check_rows(X)
-        model: Any = self.model_
-        with torch.inference_mode():
-            log_probs = to_log_probs(rows.to(model.device), model.representation)
-            if model.form == "top":
-                return kind.restore(torch.exp(model.log_probs(log_probs)))
-            return kind.restore(model.rates_at(rounded_log_odds(log_probs)))
-
     @property
-    def fits_each_class(self) -> bool:
+    def _fits_each_class(self) -> bool:
         """Whether every class has bins of its own."""
         return self.form == "classwise"
 

@@ -35,7 +35,7 @@ from kcal.calibrators.fit_warnings import (
     warn_training_rows,
     warn_untrained,
 )
-from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator, to_stored
+from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
 from kcal.calibrators.kernel_model import KernelModel, compares_lengths, example_rows
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
@@ -59,7 +59,6 @@ from kcal.projection import (
     ARCHITECTURES,
     OWN_MODULE,
     FastRecipe,
-    FoundProjection,
     PaperRecipe,
     Recipe,
     TrainedProjection,
@@ -81,7 +80,6 @@ from kcal.validation import (
     check_matrix,
     check_number,
     check_scores,
-    column_names,
     parameter,
     row_fingerprints,
     shown,
@@ -354,7 +352,7 @@ class KCal(KernelCalibrator):
             An identifier of each calibration sample.
         """
         self._begin_fit()
-        rows, kind = self._check_rows(X, fitting=True)
+        rows, _ = self._check_rows(X, fitting=True)
         embeddings = self._as_embeddings(rows)
         training = self._check_training_set(train_embeddings, train_labels, train_groups, embeddings)
         known_labels = [] if training is None else [training.labels]
@@ -366,7 +364,7 @@ class KCal(KernelCalibrator):
 
         folds = self._n_folds(samples)
         with threads_for(0):
-            model, found, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
+            model, training_curve, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = len(samples.counted)
         if too_few_samples(n_counted, samples.n_classes):
             warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
@@ -376,9 +374,8 @@ class KCal(KernelCalibrator):
             samples,
             bandwidth_record(samples, len(samples), model.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
-            kind=kind,
         )
-        self.training_curve_ = found.curve
+        self.training_curve_ = training_curve
         self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
         return self
 
@@ -411,14 +408,15 @@ class KCal(KernelCalibrator):
         return replace(super().tags, uses_training_set=learns, recipe=self._training_recipe())
 
     @property
-    def leave_one_out_proba_(self) -> Any:
+    def leave_one_out_proba_(self) -> NDArray[np.floating]:
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         fit = self._latest()
-        if fit.samples is None or fit.kind is None:
+        if fit.samples is None:
             raise AttributeError(
                 "a merged or compressed support has no leave_one_out_proba_: its points are not samples"
             )
-        return fit.kind.restore(fit.model.leave_one_out_probs(fit.samples.keys()))
+        probs: NDArray[np.floating] = fit.model.leave_one_out_probs(fit.samples.keys()).cpu().numpy()
+        return probs
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
@@ -457,9 +455,7 @@ class KCal(KernelCalibrator):
     def _check_inputs(
         self, fit: Fit, X: Any, logits: Any
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]:
-        if logits is not None:
-            expected = f"are not an argument of {type(self).__name__}"
-            raise InvalidInputError("logits", expected, remedy="Leave them out.")
+        self._refuse_logits(logits)
         rows, kind = self._check_rows(X)
         return (None, rows, kind) if self.inputs == "logits" else (rows, None, kind)
 
@@ -472,9 +468,7 @@ class KCal(KernelCalibrator):
         if embeddings is None or labels is None:
             given, missing = sorted(("train_embeddings", "train_labels"), reverse=embeddings is None)
             raise InvalidInputError(given, f"need {missing}", remedy="Pass both, or neither.")
-        columns, names = column_names(embeddings), list(getattr(self, "feature_names_in_", []))
-        if columns and names and columns != names:
-            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
+        self._check_same_columns(embeddings, "train_embeddings")
         if not needs_training(self.projection):
             expected = f"are of no use with projection={shown(self.projection)}: there is nothing to learn"
             raise InvalidInputError("train_embeddings", expected, remedy="Leave them out.")
@@ -505,24 +499,24 @@ class KCal(KernelCalibrator):
 
     def _fit_model(
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None
-    ) -> tuple[KCalModel, FoundProjection, BandwidthCurve | None]:
-        """Return the model, how its projection was found, and the bandwidths that were tried by leaving out keys."""
+    ) -> tuple[KCalModel, TrainingCurve | None, BandwidthCurve | None]:
+        """Return the model, the training of its projection, and the bandwidths that were tried by leaving out keys."""
         kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
-        found = self._find_projection(samples, training, keys, choice)
-        points = replace(samples, embeddings=project(found.module, samples.embeddings))
+        projection, training_curve = self._find_projection(samples, training, keys, choice)
+        points = replace(samples, embeddings=project(projection, samples.embeddings))
         bandwidth, curve = choice.choose(sorted_support(points), kernel=kernel, keys=keys, progress=self.progress)
         model = KCalModel.of(
-            found.module,
+            projection,
             points,
             samples.embeddings.shape[1],
-            compares_lengths=compares_lengths(found.module, samples),
+            compares_lengths=compares_lengths(projection, samples),
             bandwidth=bandwidth,
             kernel=kernel.name,
             smoothing=None if self.smoothing is None else float(self.smoothing),
             inputs=self.inputs,
             **self._class_state(samples),
         )
-        return model, found, curve
+        return model, training_curve, curve
 
     def _class_state(self, samples: Samples) -> dict[str, Any]:
         """Return the class frequencies of samples and of deployment, as buffers of the model."""
@@ -532,8 +526,8 @@ class KCal(KernelCalibrator):
 
     def _find_projection(
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None, choice: BandwidthChoice
-    ) -> FoundProjection:
-        """Return the projection; checkpoints are compared by the leave-out loss at their own bandwidths."""
+    ) -> tuple[nn.Module, TrainingCurve | None]:
+        """Return projection and training; checkpoints are compared by the leave-out loss at their own bandwidths."""
         projection = self.projection
         if training is None and needs_training(projection):
             projection = self._untrained(samples.embeddings.shape[1])
@@ -660,7 +654,7 @@ class KCal(KernelCalibrator):
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         values, tensors = super()._extra_state()
-        return values | {"training_curve": to_stored(self.training_curve_)}, tensors
+        return values | {"training_curve": self.training_curve_}, tensors
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         super()._restore_fit(state, model, classes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from copy import copy, deepcopy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -66,7 +66,6 @@ class Fit:
     counters: Counters
     history: tuple[BandwidthRecord, ...]
     curve: BandwidthCurve | None = None
-    kind: ArrayKind | None = None  # of the rows of the fit
     version: int = 0  # of the table of samples; −1 if too few samples are left
     is_search_due: bool = False
 
@@ -194,7 +193,8 @@ class KernelCalibrator(Calibrator):
         samples = check_samples(embeddings, y, **given)
         check_at_least_two(samples.classes, type(self).__name__)
         lengths = log_lengths(embeddings).cpu().numpy()
-        return replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths)
+        samples = replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths)
+        return samples if self._keeps_zero_weights else samples.select(samples.counted)
 
     # Predictions, evidence, explanations
 
@@ -288,11 +288,10 @@ class KernelCalibrator(Calibrator):
         size: int | float | None = None,
         *,
         max_loss_increase: float | None = None,
-        method: str = "kmeans",
         min_cluster_size: int = 1,
         groups: Any = None,
     ) -> Self:
-        """Return a fitted calibrator with fewer support points; this one stays as it is.
+        """Return a fitted calibrator with fewer support points, means of samples of a class; this one stays as it is.
 
         Size and bandwidth are chosen by out-of-fold predictions: samples are predicted from the smaller support of the
         other folds, since a merged support contains every sample. The pool weights of a blend stay. With as many points
@@ -301,7 +300,7 @@ class KernelCalibrator(Calibrator):
         Merged points are means, which store no single sample's embedding, with limits: a cluster of one sample is that
         sample, one of few samples is close to each (``compression.fewest`` of the model is the smallest, and
         ``min_cluster_size`` bounds it), and fingerprints of the rows stay, by which a known embedding can be recognised
-        as one of the calibration set. The other methods keep samples as they are.
+        as one of the calibration set.
 
         Parameters
         ----------
@@ -310,9 +309,6 @@ class KernelCalibrator(Calibrator):
         max_loss_increase : float
             In place of a size: the smallest one is taken whose out-of-fold log-loss is higher than that of all samples
             by at most this share, such as 0.005, the standard error of the difference included.
-        method : "kmeans", "kernel-thinning", "herding" or "random"
-            Merge points into weighted centroids within each class, or keep some of the points: those that preserve the
-            kernel mean of their class, or random ones. Merging is the most accurate at every size.
         min_cluster_size : int
             Samples that a centroid stands for at least, where its class has as many.
         groups : (n,) array, optional
@@ -320,7 +316,7 @@ class KernelCalibrator(Calibrator):
         """
         other = self.snapshot()
         find_size = check_target(size, max_loss_increase)
-        options = CompressionOptions(method, min_cluster_size, self.seed, self.progress)
+        options = CompressionOptions(min_cluster_size, self.seed, self.progress)
         other._fit = other._compressed(other._fit, find_size, options, groups)
         return other
 
@@ -531,11 +527,9 @@ class KernelCalibrator(Calibrator):
         return super(KernelCalibrator, self.snapshot())._state()
 
     def _stored_parameters(self) -> dict[str, Any]:
-        stored = {name: to_stored(value) for name, value in self.get_params(deep=False).items()}
         prior = check_prior(self.prior, self.classes_)
-        if prior is not None and not isinstance(self.prior, str):
-            stored["prior"] = prior.tolist()  # a mapping would need text as keys
-        return stored
+        by_number = self.prior if prior is None or isinstance(self.prior, str) else prior.tolist()
+        return {**super()._stored_parameters(), "prior": by_number}  # a mapping would need text as keys
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -543,7 +537,7 @@ class KernelCalibrator(Calibrator):
 
     @classmethod
     def _from_stored(cls, value: Any) -> Any:
-        """Return the value that :func:`to_stored` stored."""
+        """Return the value that :func:`~kcal.calibrators.base.json_values` stored; lists are tuples."""
         if isinstance(value, dict):
             kind = {record.__name__: record for record in cls._stored_records}[value["record"]]
             return kind(**{name: cls._from_stored(entry) for name, entry in value.items() if name != "record"})
@@ -551,8 +545,7 @@ class KernelCalibrator(Calibrator):
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, samples = self._fit, self._fit.samples
-        names = ("history", "curve", "counters")
-        values: dict[str, Any] = {name: to_stored(getattr(fit, name)) for name in names}
+        values: dict[str, Any] = {"history": fit.history, "curve": fit.curve, "counters": fit.counters}
         if samples is None:
             return values | {"samples": None}, {}
         named = {"ids": samples.ids, "groups": samples.group_names}
@@ -581,7 +574,6 @@ class KernelCalibrator(Calibrator):
             counters=counters,
             history=history,
             curve=curve,
-            kind=ArrayKind(is_torch=False, device=estimate.points.device, dtype=estimate.points.dtype),
         )
         self._table = None
 
@@ -655,14 +647,6 @@ def read_samples(state: CalibratorState, support: Any, classes: NDArray[Any]) ->
         groups=None if named["groups"] is None else code_groups(named["groups"]),
         group_names=named["groups"],
     )
-
-
-def to_stored(value: Any) -> Any:
-    """Return a value with objects of JSON in place of records, and lists in place of tuples."""
-    if is_dataclass(value):
-        named = {entry.name: to_stored(getattr(value, entry.name)) for entry in fields(value)}
-        return {"record": type(value).__name__, **named}
-    return [to_stored(entry) for entry in value] if isinstance(value, tuple | list) else value
 
 
 def _names(ids: Any) -> list[Any]:

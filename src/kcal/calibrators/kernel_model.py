@@ -11,8 +11,7 @@ if density and length are independent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -41,18 +40,18 @@ COMPARED_ROWS = 100
 """Rows by which a projection is found to divide by the length."""
 SAME = 1e-3
 """Relative difference up to which lengths or densities are the same: rounding must not decide."""
-EXAMPLE_NOISE, EXAMPLE_ITERATIONS = 0.1, 100
-"""Noise of made-up rows in units of the standard deviation of calibration samples, and iterations to find them."""
+EXAMPLE_NOISE, EXAMPLE_DRAWS = 0.1, 2
+"""Noise of made-up rows in units of the standard deviation of calibration samples, and random rows per dimension."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compression:
     """How a smaller support was made of the samples, and its loss."""
 
-    method: str
     n_samples: int  # of positive weight, before
     fewest: int  # samples behind a point, at least: 1 if a point may be a single sample
     loss: float  # out-of-fold log-loss, at the bandwidth in use
+    method: str = "kmeans"
 
     def __str__(self) -> str:
         return f"points for {self.n_samples:,} samples ({self.method}), each for {self.fewest} or more"
@@ -335,46 +334,28 @@ def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
 def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tensor:
     """Return made-up rows, (n_rows, n_features), that the projection maps among the support points.
 
-    The rows of the fit are not stored: such rows are searched, beginning with noise. Where the projection ignores
-    lengths, they get lengths of calibration samples.
+    The rows of the fit are not stored: random rows are regressed on their projections, and the regression is applied to
+    places near support points. Where the projection ignores lengths, they get lengths of calibration samples.
     """
-    support = model.support
-    points = support.points[support.counted.to(support.points.device)].cpu()
-    noise = torch.randn(n_rows, points.shape[1], generator=torch.Generator().manual_seed(0)).to(points)
+    points, projection = model.support.points[model.support.counted].cpu(), deepcopy(model.projection).cpu()
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(points)
+
     places = torch.linspace(0, len(points) - 1, n_rows).long()
-    targets = points[places] + EXAMPLE_NOISE * points.std(dim=0, correction=0) * noise
-    projection = deepcopy(model.projection).cpu().eval()
-
-    def mapped(rows: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = projection(model.rows(rows, rows))
-        return result
-
-    start = torch.randn(n_rows, n_features, generator=torch.Generator().manual_seed(1)).to(targets)
+    targets = points[places] + EXAMPLE_NOISE * points.std(dim=0, correction=0) * noise(n_rows, points.shape[1])
+    drawn = noise(EXAMPLE_DRAWS * max(n_features, points.shape[1]), n_features)
     for part in projection.modules():  # a batch norm knows means and variances of the embeddings
         if isinstance(part, nn.BatchNorm1d) and part.num_features == n_features and part.running_var is not None:
-            start = part.get_buffer("running_mean") + part.running_var.sqrt() * start
-    rows = _rows_mapped_to(targets, mapped, start)
+            drawn = part.get_buffer("running_mean") + part.running_var.sqrt() * drawn
+    projected = project(projection, model.rows(drawn, drawn))
+    centred = (projected - projected.mean(dim=0)).double()
+    slopes = torch.linalg.pinv(centred.T @ centred, hermitian=True) @ (centred.T @ drawn.double())
+    rows: torch.Tensor = drawn.mean(dim=0) + ((targets - projected.mean(dim=0)).double() @ slopes).to(drawn)
     if model.log_lengths is not None:
         lengths = model.log_lengths.cpu().exp()
         order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
         middle = (0.25 + 0.5 * order / n_rows) * (len(lengths) - 1)  # the middle half
         rows = nn.functional.normalize(rows, dim=1) * lengths[middle.long()][:, None].to(rows)
-    return rows.detach()
-
-
-def _rows_mapped_to(
-    targets: torch.Tensor, mapped: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor
-) -> torch.Tensor:
-    """Return rows near ``start`` that are mapped to targets; ``start`` itself if the map has no derivative."""
-    scale = start.std(dim=0, correction=0).clamp_min(torch.finfo(start.dtype).tiny)
-    steps = torch.zeros_like(start, requires_grad=True)
-    optimizer = torch.optim.LBFGS([steps], max_iter=EXAMPLE_ITERATIONS, line_search_fn="strong_wolfe")
-
-    def loss() -> torch.Tensor:
-        value = (mapped(start + scale * steps) - targets).square().sum(dim=1).mean()
-        (steps.grad,) = torch.autograd.grad(value, [steps])
-        return value
-
-    with torch.inference_mode(False), torch.enable_grad(), suppress(RuntimeError):
-        optimizer.step(loss)  # type: ignore[no-untyped-call]
-    return start + scale * steps.detach().nan_to_num()
+    return rows

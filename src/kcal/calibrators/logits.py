@@ -125,9 +125,9 @@ class LogitModel(CalibrationModel):
     def summary(self) -> dict[str, str]:
         """Return the numbers of the model, its options and the part of the network in it, for display."""
         ranges = {name for name, shape in self.shapes.items() if shape and set(shape) <= {"n_classes", 3}}
-        shown = {name: value for name, value in self.named_buffers() if value.ndim == 0 or name in ranges}
-        shown |= {name: self.config[name] for name in self.config if not name.startswith("n_") or name in LENGTHS}
-        texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in shown.items()}
+        entries = {name: value for name, value in self.named_buffers() if value.ndim == 0 or name in ranges}
+        entries |= {name: self.config[name] for name in self.config if not name.startswith("n_") or name in LENGTHS}
+        texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in entries.items()}
         share, temperature = texts.pop("network_share"), texts.pop("network_temperature")
         if self.network_share:
             texts["network"] = f"{share} of the prediction, at temperature {temperature}"
@@ -152,7 +152,7 @@ class LogitCalibrator(Calibrator):
 
     inputs: ClassVar[str] = "logits"
     _model_class: ClassVar[type[LogitModel]]
-    pools_network: ClassVar[bool] = False
+    _pools_network: ClassVar[bool] = False
     """Whether predictions are pooled with the scaled network, because the method itself has no prior."""
     representation: str = "logits"
     seed: int = 0
@@ -163,7 +163,7 @@ class LogitCalibrator(Calibrator):
         super().__init_subclass__(**options)
         dataclass(cls, kw_only=True, eq=False, repr=False)
 
-    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None, **unused: Any) -> Self:
+    def fit(self, X: Any, y: Any, *, sample_weight: Any = None, classes: Any = None) -> Self:
         """Fit to the calibration set.
 
         Parameters
@@ -178,38 +178,42 @@ class LogitCalibrator(Calibrator):
             Relative importance of the samples; a factor common to all changes nothing, 0 leaves a sample out.
         classes : sequence, optional
             The label of every column, in order.
-        unused
-            A keyword that the method has no use for, such as ``groups``, is an error.
         """
-        return self._fit(X, y, sample_weight=sample_weight, classes=classes, **unused)
+        return self._fit(X, y, sample_weight=sample_weight, classes=classes)
 
     @with_gradients()
-    def _fit(self, X: Any, y: Any, *, logits: Any = None, classes: Any = None, **options: Any) -> Self:
-        """Check the data and fit; ``options`` are weights, groups, and what ``_fit_model`` takes beside samples."""
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        logits: Any = None,
+        classes: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
+        **options: Any,
+    ) -> Self:
+        """Check the data and fit; ``options`` are what ``_fit_model`` takes beside samples."""
         self._begin_fit()
-        given = {name: value for name, value in options.items() if value is not None}
-        for name in {*given, *(() if logits is None else ("logits",))} - self.tags.fit_options:
-            remedy = f"Leave it out: the keywords of its fit are {', '.join(sorted(self.tags.fit_options))}."
-            raise InvalidInputError(name, f"is not used by {type(self).__name__}", remedy=remedy)
         rows, _ = self._check_rows(X, fitting=True)
         table, scores = (X, rows) if self.inputs == "logits" else (logits, self._check_logits(logits, rows))
         warn_probabilities(scores, self.representation)
         log_probs = to_log_probs(scores, self.representation, ignore_order=self._model_class.ignores_class_order)
         labels = columns_of(y, table, log_probs.shape, classes)
-        parts = {name: given.pop(name, None) for name in ("sample_weight", "groups")}
         embeddings = None if self.inputs == "logits" else rows.cpu()
-        samples = check_samples(embeddings, y, logits=log_probs.cpu(), classes=labels, **parts)
+        given = {"groups": groups, "sample_weight": sample_weight}
+        samples = check_samples(embeddings, y, logits=log_probs.cpu(), classes=labels, **given)
         samples = samples.select(samples.counted)  # a weight of 0 leaves a sample out
         if self.inputs == "both":
             check_two_parts(samples)
         warn_without_errors(samples.logits, samples.codes)
         warn_few_samples(len(samples), self.method)
-        if self.fits_each_class:
+        if self._fits_each_class:
             warn_missing_classes(labels, samples.class_weights())
         size = samples.logits.numel() * (log_probs.shape[1] if embeddings is None else embeddings.shape[1])
         with threads_for(size):
-            model = self._fit_model(samples, **given)
-            network = scaled_network(samples.logits, samples.codes, samples.weights) if self.pools_network else ()
+            model = self._fit_model(samples, **options)
+            network = scaled_network(samples.logits, samples.codes, samples.weights) if self._pools_network else ()
         self._remember(rows if embeddings is None else samples.embeddings)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
         self.model_, self.classes_ = model.set_inputs(self.representation, *network), labels
@@ -220,7 +224,7 @@ class LogitCalibrator(Calibrator):
         """Return the model of samples of positive weight, whose ``logits`` are log-probabilities in float64."""
 
     @property
-    def fits_each_class(self) -> bool:
+    def _fits_each_class(self) -> bool:
         """Whether parts of the model are fitted per class, so that a class without samples deserves a warning."""
         return False
 
@@ -237,9 +241,7 @@ class LogitCalibrator(Calibrator):
         rows, kind = self._check_rows(X)
         model = self.model_
         if self.inputs == "logits":
-            if logits is not None:
-                expected = f"are not an argument of {type(self).__name__}"
-                raise InvalidInputError("logits", expected, remedy="Leave them out.")
+            self._refuse_logits(logits)
             embeddings, scores = None, rows
         else:
             embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)
@@ -282,7 +284,6 @@ def fit_with_embeddings(
     groups: Any = None,
     sample_weight: Any = None,
     classes: Any = None,
-    **unused: Any,
 ) -> Any:
     """Fit to the calibration set.
 
@@ -296,10 +297,10 @@ def fit_with_embeddings(
         The network's logits for the rows of ``X``, or its probabilities with ``representation="probabilities"``.
     groups : (n,) array, optional
         Patients, speakers, sites: no sample is predicted from its own group when parameters are chosen.
-    sample_weight, classes, unused
+    sample_weight, classes
         As in :meth:`TemperatureScaling.fit`.
     """
-    return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes, **unused)
+    return self._fit(X, y, logits=logits, groups=groups, sample_weight=sample_weight, classes=classes)
 
 
 def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool = False) -> torch.Tensor:

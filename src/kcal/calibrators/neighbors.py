@@ -19,10 +19,9 @@ from kcal.calibrators.fit_warnings import warn_training_rows
 from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer, fit_with_embeddings, required
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
-from kcal.errors import InvalidInputError
 from kcal.projection.modules import at_unit_length
 from kcal.samples import Floats, Samples
-from kcal.validation import check_integer, check_matrix, column_names, parameter, row_fingerprints
+from kcal.validation import check_integer, check_matrix, parameter, row_fingerprints
 
 SIZES = (4, 8, 16, 32, 64, 128)
 """Values of k that knn compares."""
@@ -191,18 +190,17 @@ class DensityAwareCalibration(LogitCalibrator):
         groups: Any = None,
         sample_weight: Any = None,
         classes: Any = None,
-        **unused: Any,
     ) -> Self:
         """Fit to the calibration set.
 
         Parameters
         ----------
-        X, y, logits, groups, sample_weight, classes, unused
+        X, y, logits, groups, sample_weight, classes
             As in :meth:`KNNInterpolation.fit`.
         train_embeddings : (m, h) array, tensor or table, optional
             Embeddings of the network's training set.
         """
-        options = {"groups": groups, "sample_weight": sample_weight, "classes": classes, **unused}
+        options = {"groups": groups, "sample_weight": sample_weight, "classes": classes}
         return self._fit(X, y, logits=logits, train_embeddings=train_embeddings, **options)
 
     def _fit_model(self, samples: Samples, train_embeddings: Any = None) -> DensityModel:
@@ -220,9 +218,7 @@ class DensityAwareCalibration(LogitCalibrator):
         return DensityModel.build(points=points, slope=slope, intercept=intercept, **options)
 
     def _check_training_rows(self, train_embeddings: Any, embeddings: torch.Tensor) -> torch.Tensor:
-        names, known = column_names(train_embeddings), list(getattr(self, "feature_names_in_", []))
-        if names and known and names != known:
-            raise InvalidInputError("train_embeddings", "must have the columns of X, in the same order")
+        self._check_same_columns(train_embeddings, "train_embeddings")
         rows = check_matrix(train_embeddings, "train_embeddings", columns=embeddings.shape[1], owner="X")
         warn_training_rows(embeddings, row_fingerprints(rows))
         return rows.cpu().double()

@@ -194,7 +194,7 @@ class OrderPreservingCalibration(LogitCalibrator):
     """
 
     method = "iop"
-    pools_network = True
+    _pools_network = True
     _tags = Tags(preserves_order=True)
     _model_class = OrderPreservingModel
     form_ = fitted("best.form")

@@ -23,14 +23,9 @@ def fit_on(
     """Fit a calibrator on the parts of the calibration set, and of the training set, that it takes.
 
     Groups, identifiers and a training set that a method has no use for are left out, so that one record serves every
-    method. Weights change what is estimated: a method that cannot use them raises.
+    method. Weights change what is estimated: every method takes them.
     """
-    if calibration.weights is not None and "sample_weight" not in calibrator.tags.fit_options:
-        raise InvalidInputError(
-            "weights", f"cannot be used by method {calibrator.method}", remedy="Leave them out, or use another method."
-        )
     options = {
-        "sample_weight": calibration.weights,
         "groups": calibration.groups,
         "ids": calibration.ids,
         "classes": classes,
@@ -42,6 +37,7 @@ def fit_on(
     taken = {
         name: value for name, value in options.items() if name in calibrator.tags.fit_options and value is not None
     }
+    taken |= {} if calibration.weights is None else {"sample_weight": calibration.weights}
     fitted: Calibrator = calibrator.fit(calibration.matrix(calibrator.inputs), calibration.labels, **taken)
     return fitted
 

@@ -211,7 +211,16 @@ def unmasked(log_probs: torch.Tensor) -> torch.Tensor:
     return threshold(log_probs, MASKED, 0.0)
 
 
-class VectorScaling(LogitCalibrator):
+class LinearScaling(LogitCalibrator):
+    """Base class of the methods that fit W and b, regularised towards temperature scaling."""
+
+    _fits_each_class = True
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
+
+
+class VectorScaling(LinearScaling):
     """Multiply each logit by a factor of its class and add a bias: softmax(w ∘ z + b).
 
     The minimiser of the summed log-loss plus a penalty, penalty/2·(Σ_k u_k² + Σ_k b_k²), where u_k = (w_k − 1/T)·‖z‖
@@ -235,17 +244,13 @@ class VectorScaling(LogitCalibrator):
     """
 
     method = "vector"
-    fits_each_class = True
     _model_class = DiagonalModel
-    weights_ = fitted("weights")
-    bias_ = fitted("bias")
-    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         return DiagonalModel.build(**fit_linear(samples, self.penalty))
 
 
-class MatrixScaling(LogitCalibrator):
+class MatrixScaling(LinearScaling):
     """Map the logits linearly: softmax(W·z + b).
 
     The minimiser of the summed log-loss plus a penalty, K·penalty/2·(Σ_ij u_ij² + Σ_k b_k²), u = (W − I/T)·‖z‖, with T
@@ -267,18 +272,14 @@ class MatrixScaling(LogitCalibrator):
     """
 
     method = "matrix"
-    fits_each_class = True
     _model_class = MatrixModel
-    weights_ = fitted("weights")
-    bias_ = fitted("bias")
-    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = samples.n_classes * self.penalty
         return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=penalty))
 
 
-class StructuredMatrixScaling(LogitCalibrator):
+class StructuredMatrixScaling(LinearScaling):
     """Map the logits linearly, each part of the map with a penalty in proportion to its number of entries.
 
     p = softmax((I + diag(v) + M)·z/T + b),   M with zeros on the diagonal
@@ -301,11 +302,7 @@ class StructuredMatrixScaling(LogitCalibrator):
     """
 
     method = "sms"
-    fits_each_class = True
     _model_class = MatrixModel
-    weights_ = fitted("weights")
-    bias_ = fitted("bias")
-    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = 2.0 * samples.n_classes * self.penalty
@@ -313,7 +310,7 @@ class StructuredMatrixScaling(LogitCalibrator):
         return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=off_diagonal, structured=True))
 
 
-class StructuredVectorScaling(LogitCalibrator):
+class StructuredVectorScaling(LinearScaling):
     """Structured matrix scaling without interactions between classes: 2·K numbers, for many classes.
 
     p = softmax((1 + v) ∘ z/T + b),   loss = mean log-loss + (K·‖b‖² + K·‖v‖²)·penalty/n
@@ -330,11 +327,7 @@ class StructuredVectorScaling(LogitCalibrator):
     """
 
     method = "svs"
-    fits_each_class = True
     _model_class = DiagonalModel
-    weights_ = fitted("weights")
-    bias_ = fitted("bias")
-    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         return DiagonalModel.build(**fit_linear(samples, 2.0 * samples.n_classes * self.penalty, structured=True))
@@ -356,10 +349,10 @@ def fit_linear(
         np.fill_diagonal(penalties, penalty)
     labels, weights, total = torch.from_numpy(samples.codes), torch.from_numpy(samples.weights), samples.weights.sum()
     factor = 1 / fit_temperature(log_probs, samples.codes, samples.weights)
-    shown = unmasked(log_probs)
-    root_mean_square = float(((shown.square() * weights[:, None]).sum() / (total * n_classes)).sqrt())
+    visible = unmasked(log_probs)
+    root_mean_square = float(((visible.square() * weights[:, None]).sum() / (total * n_classes)).sqrt())
     unit = 1 / factor if structured else root_mean_square
-    features, base = shown / unit, log_probs * factor
+    features, base = visible / unit, log_probs * factor
     all_penalties = np.append(penalties, np.full(n_classes, penalty))
     probs = torch.softmax(base, dim=1)
     uncertainty, squares = probs * (1 - probs) * weights[:, None], features.square()

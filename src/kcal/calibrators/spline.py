@@ -105,7 +105,7 @@ class SplineCalibration(LogitCalibrator):
     """
 
     method = "spline"
-    pools_network = True
+    _pools_network = True
     _model_class = SplineModel
     scores_ = fitted_maps("scores")
     corrected_ = fitted_maps("corrected")
@@ -114,7 +114,7 @@ class SplineCalibration(LogitCalibrator):
     floor: bool = parameter(True, check_flag)
 
     @property
-    def fits_each_class(self) -> bool:
+    def _fits_each_class(self) -> bool:
         """Whether every class has a spline of its own."""
         return self.form == "one-versus-rest"
 

@@ -224,15 +224,14 @@ def compress(
     out: options.ModelOut,
     size: options.SupportSize = None,
     max_loss_increase: options.MaxLossIncrease = None,
-    method: options.Reduction = "kmeans",
     min_cluster_size: options.MinClusterSize = 1,
     **shared: options.Shared,
 ) -> Result:
     """Write a calibrator with fewer support points: smaller, faster, and with the means of samples in their place.
 
-    The samples of each class are merged into weighted means (kmeans), or some of them are kept (kernel-thinning,
-    herding, random). The bandwidth, and with --max-loss-increase the size, are chosen by out-of-fold predictions. A
-    mean of one sample is that sample: --min-cluster-size bounds how many samples a mean stands for.
+    The samples of each class are merged into weighted means, by k-means. The bandwidth, and with --max-loss-increase
+    the size, are chosen by out-of-fold predictions. A mean of one sample is that sample: --min-cluster-size bounds how
+    many samples a mean stands for.
 
     [bold]Example[/]
 
@@ -245,7 +244,6 @@ def compress(
     small = calibrator.compress(
         None if size is None else parse_value(size),
         max_loss_increase=max_loss_increase,
-        method=method,
         min_cluster_size=min_cluster_size,
     )
     before, after = calibrator.support_size_, small.support_size_

@@ -80,9 +80,6 @@ OUTPUT = {"json_file": Json, "quiet": Quiet}
 
 SupportSize = Annotated[Text, _main("N|SHARE", "Support points: a number, or a share of the samples such as 0.1.")]
 MaxLossIncrease = Annotated[Number, _main("X", "In place of a size: allowed relative increase of the log-loss.")]
-Reduction = Annotated[
-    str, _main("NAME", "kmeans, kernel-thinning, herding or random. (default: kmeans)", "--method", "-m")
-]
 MinClusterSize = Annotated[int, _main("N", "Smallest number of samples per mean. (default: 1)")]
 VerifyData = Annotated[File, _input_option("DATA", f"Rows to verify the file with. {DATA_FILE}")]
 Tolerance = Annotated[Number, _main("X", "Accepted difference of a probability. (default: 1e-5)", min=1e-12, max=1)]

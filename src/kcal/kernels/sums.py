@@ -609,24 +609,20 @@ class Contributions:
 
 
 def largest_contributions(
-    contributions: Sequence[Contributions], factors: Sequence[torch.Tensor], k: int
+    contributions: Contributions, factors: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the positions of the k support points of the largest total, and these totals, both (n_query, k).
 
-    The total of a point is Σ_m Σ_b factors_m[b, class]·v_i over supports m with the same points in the same order (in
-    several metrics). Each of ``factors`` is (n_bandwidths, n_classes, n_query) and not negative. Among points with a
-    total of 0 the nearest ones (in the first metric) come first. No more points than have a weight are returned.
+    The total of a point is Σ_b factors[b, class]·v_i; ``factors`` are (n_bandwidths, n_classes, n_query) and not
+    negative. Among points with a total of 0 the nearest ones come first. Points without weight are not returned.
     """
-    support = contributions[0].prepared.support
+    support = contributions.prepared.support
     k = min(k, len(support.counted))
-    scores = factors[0].new_empty(0, factors[0].shape[2])
+    scores = factors.new_empty(0, factors.shape[2])
     positions = torch.empty_like(scores, dtype=torch.int64)
-    for blocks in zip(*(part.blocks() for part in contributions), strict=True):
-        rows, half_squares = blocks[0].rows, blocks[0].half_squares
+    for rows, half_squares, values in contributions.blocks():
         codes = support.codes[rows].to(half_squares.device)
-        totals = sum(
-            (block.values * factor[:, codes]).sum(dim=0) for block, factor in zip(blocks, factors, strict=True)
-        )
+        totals = (values * factors[:, codes]).sum(dim=0)
         found = torch.cat([scores, torch.where(totals > 0, totals, half_squares)])
         places = torch.arange(rows.start, rows.stop, device=found.device)[:, None].expand_as(half_squares)
         scores, chosen = found.topk(min(k, len(found)), dim=0)

@@ -93,17 +93,6 @@ class SortedSupport:
         """Return the squared distances of points from the centre, in which single precision would overflow."""
         return in_double(rows - self.centre).square().sum(dim=1)
 
-    def to(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> SortedSupport:
-        """Return the same support on another device or in another precision."""
-        return SortedSupport(
-            self.points.to(device=device, dtype=dtype),
-            self.codes.to(device=device),
-            None if self.log_weights is None else self.log_weights.to(device=device, dtype=dtype),
-            self.order.to(device=device),
-            self.n_classes,
-            None if self.given_centre is None else self.given_centre.to(device=device, dtype=dtype),
-        )
-
     def empty(self) -> SortedSupport:
         """Return a support without points, of the same device, precision and classes."""
         none = self.points.new_empty(0, self.dimension)

@@ -26,7 +26,6 @@ from kcal.projection.recipes import (
     recipe_to_dict,
 )
 from kcal.projection.training import (
-    FoundProjection,
     TrainedProjection,
     TrainingCurve,
     find_projection,
@@ -40,7 +39,6 @@ __all__ = [
     "RECIPES",
     "UNTRAINED",
     "FastRecipe",
-    "FoundProjection",
     "LinearProjection",
     "PaperRecipe",
     "Recipe",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import cos, pi, sqrt
 from typing import Any, Self
 
 from kcal.errors import InvalidInputError
-from kcal.validation import check_choice, check_integer, check_number, shown
+from kcal.validation import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    checked_parameters,
+    parameter,
+    shown,
+)
 
 FEATURES_OF_A_DIRECTION = 16
 """From this number of features on, embeddings are divided by their length."""
@@ -33,44 +41,9 @@ PUBLISHED_CHANGES: dict[str, dict[str, Any]] = {
 """Numbers of the paper's recipe that differ from its defaults, by data set."""
 
 
-def _one_of(*choices: object) -> Callable[[Any, str], object]:
-    """Return a check for one of several values: 1 is not True."""
-
-    def check(value: Any, name: str) -> object:
-        if any(type(value) is type(choice) and value == choice for choice in choices):
-            return value
-        raise InvalidInputError(name, f"must be one of {', '.join(map(repr, choices))}", got=shown(value))
-
-    return check
-
-
-_positive = partial(check_number, minimum=0, maximum=MAX_MAGNITUDE, exclusive=True)
-_from_zero = partial(check_number, minimum=0, maximum=MAX_MAGNITUDE)
-_count = partial(check_integer, minimum=1, maximum=MAX_COUNT)
-CHECKS: dict[str, Callable[[Any, str], object]] = {
-    **dict.fromkeys(("learning_rate", "bandwidth"), _positive),
-    **dict.fromkeys(("least_learning_rate", "weight_decay"), _from_zero),
-    **dict.fromkeys(("epochs", "batches_per_epoch", "predictions", "background_per_class"), _count),
-    **dict.fromkeys(("steps", "batch_size", "largest_dimension"), _count),
-    "checkpoints": partial(check_integer, minimum=1, maximum=64),
-    "patience": partial(check_integer, minimum=0, maximum=MAX_COUNT),
-    "factor": partial(check_number, minimum=0, maximum=1, exclusive=True),
-    "warm_up": partial(check_number, minimum=0, maximum=0.99),
-    "monitor": _one_of("calibration", "training"),
-    "start": _one_of("pca", "random"),
-    "unit_length": _one_of("auto", True, False),
-    "select": _one_of("calibration", "last"),
-    "sampling": _one_of("equal", "proportional"),
-    "class_weights": _one_of(None, "balanced"),
-}
-"""The check of every number of a recipe; a default, such as "auto", needs none."""
-
-
-def _check(recipe: Any) -> None:
-    for entry in fields(recipe):
-        value = getattr(recipe, entry.name)
-        if type(value) is not type(entry.default) or value != entry.default:
-            object.__setattr__(recipe, entry.name, CHECKS[entry.name](value, entry.name))
+_positive = partial(parameter, check=check_number, minimum=0, maximum=MAX_MAGNITUDE, exclusive=True)
+_nonnegative = partial(parameter, check=check_number, minimum=0, maximum=MAX_MAGNITUDE)
+_count = partial(parameter, check=check_integer, minimum=1, maximum=MAX_COUNT)
 
 
 @dataclass(frozen=True)
@@ -94,20 +67,20 @@ class PaperRecipe:
     sets share one training, as in the benchmark, that of the first split is monitored.
     """
 
-    learning_rate: float = 4e-4
-    epochs: int = 100
-    batches_per_epoch: int = 5000
-    predictions: int = 64
-    background_per_class: int = 20
-    bandwidth: float = sqrt(0.5)
-    factor: float = 0.5
-    patience: int = 10
-    least_learning_rate: float = 1e-5
-    monitor: str = "calibration"
-    largest_dimension: int | str = "auto"
+    learning_rate: float = _positive(4e-4)
+    epochs: int = _count(100)
+    batches_per_epoch: int = _count(5000)
+    predictions: int = _count(64)
+    background_per_class: int = _count(20)
+    bandwidth: float = _positive(sqrt(0.5))
+    factor: float = parameter(0.5, check_number, minimum=0, maximum=1, exclusive=True)
+    patience: int = parameter(10, check_integer, minimum=0, maximum=MAX_COUNT)
+    least_learning_rate: float = _nonnegative(1e-5)
+    monitor: str = parameter("calibration", check_choice, choices=("calibration", "training"))
+    largest_dimension: int | str = _count("auto")
 
     def __post_init__(self) -> None:
-        _check(self)
+        _store_checked(self)
 
     def dimension_limit(self, n_classes: int) -> int:
         """Return the largest d of a dimension of "auto"."""
@@ -148,22 +121,22 @@ class FastRecipe:
     ``class_weights="balanced"`` gives every class the same weight in that loss.
     """
 
-    steps: int | str = "auto"
-    batch_size: int = 1000
-    learning_rate: float = 5e-3
-    weight_decay: float = 1e-2
-    warm_up: float = 0.2
-    bandwidth: float = 1.0
-    start: str = "pca"
-    unit_length: bool | str = "auto"
-    checkpoints: int = 7
-    select: str = "calibration"
-    sampling: str = "equal"
-    largest_dimension: int = 128
-    class_weights: str | None = None
+    steps: int | str = _count("auto")
+    batch_size: int = _count(1000)
+    learning_rate: float = _positive(5e-3)
+    weight_decay: float = _nonnegative(1e-2)
+    warm_up: float = parameter(0.2, check_number, minimum=0, maximum=0.99)
+    bandwidth: float = _positive(1.0)
+    start: str = parameter("pca", check_choice, choices=("pca", "random"))
+    unit_length: bool | str = parameter("auto", check_flag)
+    checkpoints: int = parameter(7, check_integer, minimum=1, maximum=64)
+    select: str = parameter("calibration", check_choice, choices=("calibration", "last"))
+    sampling: str = parameter("equal", check_choice, choices=("equal", "proportional"))
+    largest_dimension: int = _count(128)
+    class_weights: str | None = parameter(None, check_choice, choices=("balanced",))
 
     def __post_init__(self) -> None:
-        _check(self)
+        _store_checked(self)
 
     def dimension_limit(self, n_classes: int) -> int:
         """Return the largest d of a dimension of "auto", whatever the number of classes."""
@@ -192,6 +165,11 @@ class FastRecipe:
         if self.checkpoints == 1:
             return (steps,)
         return tuple(sorted({0, *(steps >> halving for halving in range(self.checkpoints - 1))}))
+
+
+def _store_checked(recipe: PaperRecipe | FastRecipe) -> None:
+    for name, value in checked_parameters(recipe).items():
+        object.__setattr__(recipe, name, value)
 
 
 Recipe = PaperRecipe | FastRecipe

@@ -156,13 +156,6 @@ def train_projection(
     return TrainedProjection(modules, steps, curves[-1], numbers, samples.classes, row_fingerprints(rows))
 
 
-class FoundProjection(NamedTuple):
-    """The projection in use, and the curve of its training."""
-
-    module: nn.Module
-    curve: TrainingCurve | None = None
-
-
 def find_projection(
     projection: str | nn.Module | TrainedProjection,
     training: Samples | None,
@@ -173,9 +166,10 @@ def find_projection(
     seed: int,
     progress: bool | None,
     score: Callable[[nn.Module], float],
-) -> FoundProjection:
+) -> tuple[nn.Module, TrainingCurve | None]:
     """Return the frozen projection of a calibrator: trained where there is a training set, otherwise the given one.
 
+    Beside it the curve of its training, if there was one.
     ``score`` maps a module to its loss on the calibration set. Of the checkpoints the one with the lowest is taken, or
     the last if the recipe says so; a training ends after ``PATIENCE`` checkpoints in a row without a lower loss.
     """
@@ -187,7 +181,7 @@ def find_projection(
         run, recipe = projection.run(), projection.recipe
     else:
         module = UNTRAINED[projection]() if isinstance(projection, str) else projection
-        return FoundProjection(frozen_copy(module, calibration.embeddings))
+        return frozen_copy(module, calibration.embeddings), None
     seen: list[Checkpoint] = []
     losses: list[float] = []
     scored = isinstance(recipe, FastRecipe) and recipe.select == "calibration" and recipe.checkpoints > 1
@@ -199,8 +193,7 @@ def find_projection(
                 if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
                     break
     best = seen[int(np.argmin(losses))] if scored else seen[-1]
-    curve = replace(seen[-1].curve, chosen_step=best.step, checkpoint_losses=tuple(losses))
-    return FoundProjection(best.module, curve)
+    return best.module, replace(seen[-1].curve, chosen_step=best.step, checkpoint_losses=tuple(losses))
 
 
 def frozen_copy(module: nn.Module, like: torch.Tensor) -> nn.Module:

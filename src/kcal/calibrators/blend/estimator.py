@@ -156,7 +156,6 @@ class KCalBlend(KernelCalibrator):
             classes = columns_of(y, logits, scores.shape, classes)
         options = {"classes": classes, "groups": groups, "sample_weight": sample_weight, "ids": ids}
         samples = self._check_samples(rows, rows, y, logits=scores, **options)
-        samples = samples.select(samples.counted)
         check_two_parts(samples)
         warn_calibration_set(samples)
         metric = "unit" if FastRecipe().takes_directions(rows.shape[1]) else "identity"
