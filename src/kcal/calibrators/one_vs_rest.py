@@ -13,9 +13,7 @@ scaling-binning   g(s) = (1/n_b)·Σ_{i∈b} p_ik(T),   p(T) = softmax(z / T),  
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -27,6 +25,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from kcal.calibrators.base import fitted
 from kcal.calibrators.class_scores import (
+    FitMap,
     fit_maps,
     fitted_maps,
     interpolate,
@@ -51,52 +50,42 @@ MAX_LOG_ODDS = float(-np.log(ALMOST_ZERO))
 """Log-odds of Platt scaling and beta calibration are clipped here, where p or 1 − p is 1e-12."""
 
 
-class OneVsRest(LogitCalibrator):
-    """Base class of the methods with a map per class, or one for the scores of all classes, as ``maps`` says.
+def one_vs_rest(calibrator: Any, samples: Samples, fit_map: FitMap, *, scale: bool = False) -> LogitModel:
+    """Return the calibrator's model with a map per class, or one for the scores of all classes, as ``maps`` says.
 
-    "auto" takes a shared map if its cross-validated log-loss is the lower one.
+    "auto" takes a shared map if its cross-validated log-loss is the lower one. The targets of ``fit_map`` are whether
+    the label is the class of the score. With ``scale``, the scores are those of the network scaled by its temperature.
     """
 
-    _pools_network = _fits_each_class = True
-    maps: str = parameter("auto", check_choice, choices=MAPS)
+    def fit(samples: Samples, *, shared: bool) -> LogitModel:
+        options = {"temperature": fit_temperature(samples.logits, samples.codes, samples.weights)} if scale else {}
+        scores = rounded_log_odds(scaled(samples.logits, **options)).numpy()
+        hits = samples.codes[:, None] == np.arange(samples.n_classes)
+        tables = fit_maps(fit_map, scores, hits, samples.weights, shared=shared)
+        model: LogitModel = calibrator._model_class.build(**tables, **options)
+        return model
 
-    @abstractmethod
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats, *, n_classes: int) -> dict[str, Floats]:
-        """Return the arrays of a map, fitted to scores and whether the label is the class of the score, all (n,)."""
-
-    @property
-    def maps_(self) -> str:
-        """The choice: "class" if every class has a map of its own, "shared" if there is one for all."""
-        return "shared" if self.model_.config["n_maps"] == 1 else "class"
-
-    def _scaling(self, samples: Samples) -> dict[str, float]:
-        """Return the temperature by which the scores are scaled first, if the method does so."""
-        return {}
-
-    def _fit_maps(self, samples: Samples, *, shared: bool) -> LogitModel:
-        scaling, n_classes = self._scaling(samples), samples.n_classes
-        scores = rounded_log_odds(scaled(samples.logits, **scaling)).numpy()
-        hits = samples.codes[:, None] == np.arange(n_classes)
-        fit_map = partial(self._fit_map, n_classes=n_classes)
-        return self._model_class.build(**fit_maps(fit_map, scores, hits, samples.weights, shared=shared), **scaling)
-
-    def _fit_model(self, samples: Samples) -> LogitModel:
-        if self.maps != "auto" or len(samples) < 2 * FOLDS:
-            return self._fit_maps(samples, shared=self.maps != "class")
-        folds = stratified_folds(samples.codes, FOLDS, self.seed)
-        losses = {True: 0.0, False: 0.0}
-        for shared, fold in product(losses, range(FOLDS)):
-            inside, outside = (samples.select(np.flatnonzero(rows)) for rows in (folds != fold, folds == fold))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the fit to all samples warns
-                log_probs = self._fit_maps(inside, shared=shared).log_probs(outside.logits).numpy()
-            losses[shared] -= float(outside.weights @ log_probs[np.arange(len(outside)), outside.codes])
-        return self._fit_maps(samples, shared=losses[True] <= losses[False])
+    if calibrator.maps != "auto" or len(samples) < 2 * FOLDS:
+        return fit(samples, shared=calibrator.maps != "class")
+    folds = stratified_folds(samples.codes, FOLDS, calibrator.seed)
+    losses = {True: 0.0, False: 0.0}
+    for shared, fold in product(losses, range(FOLDS)):
+        inside, outside = (samples.select(np.flatnonzero(rows)) for rows in (folds != fold, folds == fold))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the fit to all samples warns
+            log_probs = fit(inside, shared=shared).log_probs(outside.logits).numpy()
+        losses[shared] -= float(outside.weights @ log_probs[np.arange(len(outside)), outside.codes])
+    return fit(samples, shared=losses[True] <= losses[False])
 
 
 def scaled(log_probs: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Return log softmax(z / T), (n, n_classes)."""
     return log_probs if temperature == 1 else torch.log_softmax(log_probs / temperature, dim=1)
+
+
+def fitted_sharing() -> Any:
+    """Declare a fitted attribute: "class" if every class has a map of its own, "shared" if there is one for all."""
+    return property(lambda calibrator: "shared" if calibrator.model_.config["n_maps"] == 1 else "class")
 
 
 class LogisticModel(LogitModel):
@@ -110,7 +99,7 @@ class LogisticModel(LogitModel):
         return torch.log_softmax(log_sigmoid((features * self.coefficients).sum(dim=-1)), dim=1)
 
 
-class PlattScaling(OneVsRest):
+class PlattScaling(LogitCalibrator):
     """Fit a logistic curve to the log-odds of each class against the rest, then normalise.
 
     The targets are Platt's: (n₊ + 1)/(n₊ + 2) for the n₊ positives and 1/(n₋ + 2) for the n₋ negatives, so that
@@ -131,16 +120,22 @@ class PlattScaling(OneVsRest):
     """
 
     method = "platt"
+    _pools_network = _fits_each_class = True
     _model_class = LogisticModel
+    maps_ = fitted_sharing()
     coefficients_ = fitted_maps("coefficients")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats, *, n_classes: int) -> dict[str, Floats]:
-        positives, negatives = weights[hits].sum(), weights[~hits].sum()
-        targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-        return {"coefficients": fit_logistic(scores, targets, weights, start=[1.0, 0.0])}
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            positives, negatives = weights[hits].sum(), weights[~hits].sum()
+            targets = np.where(hits, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+            return {"coefficients": fit_logistic(scores, targets, weights, start=[1.0, 0.0])}
+
+        return one_vs_rest(self, samples, fit_map)
 
 
-class BetaCalibration(OneVsRest):
+class BetaCalibration(LogitCalibrator):
     """Fit a beta-calibration curve to each class against the rest, then normalise.
 
     It is the correct curve if the scores of positives and of negatives follow beta distributions. a = b = 1 and c = 0
@@ -162,14 +157,22 @@ class BetaCalibration(OneVsRest):
     """
 
     method = "beta"
+    _pools_network = _fits_each_class = True
     _model_class = LogisticModel
+    maps_ = fitted_sharing()
     coefficients_ = fitted_maps("coefficients")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats, *, n_classes: int) -> dict[str, Floats]:
-        bounds, targets = [(0.0, None), (0.0, None), (None, None)], hits.astype(np.float64)
-        options: dict[str, Any] = {"start": [1.0, 1.0, 0.0], "penalty": self.penalty, "bounds": bounds}
-        return {"coefficients": fit_logistic(scores, targets, weights, **options)}
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        bounds, start = [(0.0, None), (0.0, None), (None, None)], [1.0, 1.0, 0.0]
+
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            targets, penalty = hits.astype(np.float64), self.penalty
+            coefficients = fit_logistic(scores, targets, weights, start=start, penalty=penalty, bounds=bounds)
+            return {"coefficients": coefficients}
+
+        return one_vs_rest(self, samples, fit_map)
 
 
 def logistic_features(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -221,7 +224,7 @@ class IsotonicModel(LogitModel):
         return torch.log_softmax(torch.log(probs), dim=1)
 
 
-class IsotonicCalibration(OneVsRest):
+class IsotonicCalibration(LogitCalibrator):
     """Replace the probability of each class by a non-decreasing function of it (least squares), then normalise.
 
     scikit-learn fits the functions, each with two additional samples: a positive at its lowest score and a negative at
@@ -243,17 +246,23 @@ class IsotonicCalibration(OneVsRest):
     """
 
     method = "isotonic"
+    _pools_network = _fits_each_class = True
     _model_class = IsotonicModel
+    maps_ = fitted_sharing()
     knots_ = fitted_maps("knots")
     values_ = fitted_maps("values")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats, *, n_classes: int) -> dict[str, Floats]:
-        regression = IsotonicRegression(out_of_bounds="clip").fit(
-            np.concatenate([scores, [scores.min(), scores.max()]]),
-            np.concatenate([hits, [1.0, 0.0]]),
-            sample_weight=np.concatenate([weights, [1.0, 1.0]]),
-        )
-        return {"knots": regression.X_thresholds_, "values": regression.y_thresholds_}
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            regression = IsotonicRegression(out_of_bounds="clip").fit(
+                np.concatenate([scores, [scores.min(), scores.max()]]),
+                np.concatenate([hits, [1.0, 0.0]]),
+                sample_weight=np.concatenate([weights, [1.0, 1.0]]),
+            )
+            return {"knots": regression.X_thresholds_, "values": regression.y_thresholds_}
+
+        return one_vs_rest(self, samples, fit_map)
 
 
 class VennAbersModel(LogitModel):
@@ -271,7 +280,7 @@ class VennAbersModel(LogitModel):
         return torch.log_softmax(torch.log(p_1 / (1 - p_0 + p_1)), dim=1)
 
 
-class VennAbers(OneVsRest):
+class VennAbers(LogitCalibrator):
     """Merge the two isotonic fits that a sample's own possible labels would give, for each class against the rest.
 
     One of p₀ and p₁ is a calibrated probability of the class, whatever the distribution; their merger, normalised over
@@ -293,17 +302,23 @@ class VennAbers(OneVsRest):
     """
 
     method = "venn-abers"
+    _pools_network = _fits_each_class = True
     _model_class = VennAbersModel
+    maps_ = fitted_sharing()
     thresholds_ = fitted_maps("thresholds")
     lower_ = fitted_maps("lower")
     upper_ = fitted_maps("upper")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats, *, n_classes: int) -> dict[str, Floats]:
-        thresholds, index = np.unique(scores, return_inverse=True)
-        mass, positive = (np.bincount(index, part).astype(np.float64) for part in (weights, weights * hits))
-        upper = np.append(with_positive(mass, positive), 1.0)
-        lower = np.append(0.0, 1 - with_positive(mass[::-1], (mass - positive)[::-1])[::-1])  # the mirror image
-        return {"thresholds": thresholds, "lower": lower, "upper": upper}
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            thresholds, index = np.unique(scores, return_inverse=True)
+            mass, positive = (np.bincount(index, part).astype(np.float64) for part in (weights, weights * hits))
+            upper = np.append(with_positive(mass, positive), 1.0)
+            lower = np.append(0.0, 1 - with_positive(mass[::-1], (mass - positive)[::-1])[::-1])  # the mirror image
+            return {"thresholds": thresholds, "lower": lower, "upper": upper}
+
+        return one_vs_rest(self, samples, fit_map)
 
 
 def with_positive(mass: Floats, positive: Floats) -> Floats:
@@ -356,7 +371,7 @@ class BinnedModel(LogitModel):
         return torch.log_softmax(torch.log(pick(self.values, places(self.edges, scores))), dim=1)
 
 
-class HistogramBinning(OneVsRest):
+class HistogramBinning(LogitCalibrator):
     """Replace the probability of each class by the frequency of the class in its bin, then normalise.
 
     Frequencies are kept 1/(n_b + 2) away from 0 and 1, with n_b the samples in the bin: a bin of only positives gives a
@@ -381,21 +396,26 @@ class HistogramBinning(OneVsRest):
     """
 
     method = "histogram"
+    _pools_network = _fits_each_class = True
     _model_class = BinnedModel
+    maps_ = fitted_sharing()
     edges_ = fitted_maps("edges")
     rates_ = fitted_maps("values")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
     bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
     binning: str = parameter("equal-width", check_choice, choices=BINNINGS)
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats, *, n_classes: int) -> dict[str, Floats]:
-        if self.binning == "equal-width":
-            inner = np.arange(1, self.bins) / self.bins
-            edges = np.log(inner) - np.log1p(-inner)
-        else:
-            edges = equal_mass_edges(scores, weights, self.bins)
-        index, n_bins = np.searchsorted(edges, scores), len(edges) + 1
-        middles = (np.arange(n_bins) + 0.5) / n_bins  # only equal-width bins can be empty
-        return {"edges": edges, "values": bin_rates(index, hits, weights, middles)}
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        inner = np.arange(1, self.bins) / self.bins
+
+        def fit_map(scores: Floats, hits: Hits, weights: Floats) -> dict[str, Floats]:
+            equal_width = self.binning == "equal-width"
+            edges = np.log(inner) - np.log1p(-inner) if equal_width else equal_mass_edges(scores, weights, self.bins)
+            index, n_bins = np.searchsorted(edges, scores), len(edges) + 1
+            middles = (np.arange(n_bins) + 0.5) / n_bins  # only equal-width bins can be empty
+            return {"edges": edges, "values": bin_rates(index, hits, weights, middles)}
+
+        return one_vs_rest(self, samples, fit_map)
 
 
 def bin_rates(index: NDArray[np.int64], targets: Any, weights: Floats, empty: Floats) -> Floats:
@@ -409,7 +429,7 @@ def bin_rates(index: NDArray[np.int64], targets: Any, weights: Floats, empty: Fl
     return np.where(sizes > 0, rates, empty)
 
 
-class ScalingBinning(OneVsRest):
+class ScalingBinning(LogitCalibrator):
     """Scale by a temperature, round the probability of each class to the mean of its bin, and normalise.
 
     Labels are used for the temperature only; bins hold equal numbers of samples and give the mean of the scaled
@@ -436,20 +456,25 @@ class ScalingBinning(OneVsRest):
     """
 
     method = "scaling-binning"
+    _pools_network = _fits_each_class = True
     _model_class = BinnedModel
+    maps_ = fitted_sharing()
     temperature_ = fitted("temperature")
     edges_ = fitted_maps("edges")
     means_ = fitted_maps("values")
+    maps: str = parameter("auto", check_choice, choices=MAPS)
     bins: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_BINS)
 
-    def _scaling(self, samples: Samples) -> dict[str, float]:
-        return {"temperature": fit_temperature(samples.logits, samples.codes, samples.weights)}
+    def _fit_model(self, samples: Samples) -> LogitModel:
+        bins = max(100, 10 * samples.n_classes) if self.bins is None else self.bins
 
-    def _fit_map(self, scores: Floats, hits: Hits, weights: Floats, *, n_classes: int) -> dict[str, Floats]:
-        edges = equal_mass_edges(scores, weights, max(100, 10 * n_classes) if self.bins is None else self.bins)
-        index = np.searchsorted(edges, scores)
-        means = np.bincount(index, weights * expit(scores)) / np.bincount(index, weights)
-        return {"edges": edges, "values": np.maximum(means, ALMOST_ZERO)}
+        def fit_map(scores: Floats, _: Hits, weights: Floats) -> dict[str, Floats]:
+            edges = equal_mass_edges(scores, weights, bins)
+            index = np.searchsorted(edges, scores)
+            means = np.bincount(index, weights * expit(scores)) / np.bincount(index, weights)
+            return {"edges": edges, "values": np.maximum(means, ALMOST_ZERO)}
+
+        return one_vs_rest(self, samples, fit_map, scale=True)
 
 
 def equal_mass_edges(scores: Floats, weights: Floats, bins: int) -> Floats:

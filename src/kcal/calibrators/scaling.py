@@ -211,16 +211,7 @@ def unmasked(log_probs: torch.Tensor) -> torch.Tensor:
     return threshold(log_probs, MASKED, 0.0)
 
 
-class LinearScaling(LogitCalibrator):
-    """Base class of the methods that fit W and b, regularised towards temperature scaling."""
-
-    _fits_each_class = True
-    weights_ = fitted("weights")
-    bias_ = fitted("bias")
-    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
-
-
-class VectorScaling(LinearScaling):
+class VectorScaling(LogitCalibrator):
     """Multiply each logit by a factor of its class and add a bias: softmax(w ∘ z + b).
 
     The minimiser of the summed log-loss plus a penalty, penalty/2·(Σ_k u_k² + Σ_k b_k²), where u_k = (w_k − 1/T)·‖z‖
@@ -244,13 +235,17 @@ class VectorScaling(LinearScaling):
     """
 
     method = "vector"
+    _fits_each_class = True
     _model_class = DiagonalModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         return DiagonalModel.build(**fit_linear(samples, self.penalty))
 
 
-class MatrixScaling(LinearScaling):
+class MatrixScaling(LogitCalibrator):
     """Map the logits linearly: softmax(W·z + b).
 
     The minimiser of the summed log-loss plus a penalty, K·penalty/2·(Σ_ij u_ij² + Σ_k b_k²), u = (W − I/T)·‖z‖, with T
@@ -272,14 +267,18 @@ class MatrixScaling(LinearScaling):
     """
 
     method = "matrix"
+    _fits_each_class = True
     _model_class = MatrixModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = samples.n_classes * self.penalty
         return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=penalty))
 
 
-class StructuredMatrixScaling(LinearScaling):
+class StructuredMatrixScaling(LogitCalibrator):
     """Map the logits linearly, each part of the map with a penalty in proportion to its number of entries.
 
     p = softmax((I + diag(v) + M)·z/T + b),   M with zeros on the diagonal
@@ -302,7 +301,11 @@ class StructuredMatrixScaling(LinearScaling):
     """
 
     method = "sms"
+    _fits_each_class = True
     _model_class = MatrixModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = 2.0 * samples.n_classes * self.penalty
@@ -310,7 +313,7 @@ class StructuredMatrixScaling(LinearScaling):
         return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=off_diagonal, structured=True))
 
 
-class StructuredVectorScaling(LinearScaling):
+class StructuredVectorScaling(LogitCalibrator):
     """Structured matrix scaling without interactions between classes: 2·K numbers, for many classes.
 
     p = softmax((1 + v) ∘ z/T + b),   loss = mean log-loss + (K·‖b‖² + K·‖v‖²)·penalty/n
@@ -327,7 +330,11 @@ class StructuredVectorScaling(LinearScaling):
     """
 
     method = "svs"
+    _fits_each_class = True
     _model_class = DiagonalModel
+    weights_ = fitted("weights")
+    bias_ = fitted("bias")
+    penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         return DiagonalModel.build(**fit_linear(samples, 2.0 * samples.n_classes * self.penalty, structured=True))
