@@ -41,6 +41,8 @@ NEGLIGIBLE = 1e-3
 """Share below which a penalty is left out of the average."""
 MAX_LOSS_RATIO = 1.1
 """Ratio to the lowest out-of-fold loss above which weaker penalties are not tried; the loss may have two minima."""
+MAX_DOUBLE_ENTRIES = 2_000_000
+"""Samples × features × classes, above which penalties are compared in single precision: below, that saves nothing."""
 COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
 MAX_FEATURES = 256
@@ -224,9 +226,11 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
     """Return the share of each λ, and log-probabilities of each sample from the average without its fold.
 
     The shares are proportional to the out-of-fold likelihoods times the prior; with ``mixed``, to those of the even
-    mixture of refit and scaled network. Single precision is enough to compare.
+    mixture of refit and scaled network.
     """
-    problem, log_weights, scores = problem.in_single(), torch.empty(0, dtype=torch.float64), []
+    if problem.features.numel() * problem.base.shape[1] > MAX_DOUBLE_ENTRIES:
+        problem = problem.in_single()
+    log_weights, scores = torch.empty(0, dtype=torch.float64), []
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
     points = [problem.start] * len(folds)
     curvatures = [problem.rows(inside).curvatures() for _, inside in folds]
@@ -245,7 +249,7 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
     posterior = torch.softmax(log_weights, dim=0)
     kept = torch.where(posterior > NEGLIGIBLE, posterior, 0.0)
     shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=False) if share}
-    average = torch.tensordot((kept / kept.sum()).float(), torch.stack(scores), 1)
+    average = torch.tensordot((kept / kept.sum()).to(problem.base), torch.stack(scores), 1)
     return shares, torch.log_softmax(average.double(), dim=1)
 
 
