@@ -55,6 +55,20 @@ def write_cifar10(folder: Path, pixels: np.ndarray, labels: np.ndarray, names: l
             (folder / stem).write_bytes(python2_pickle(batch))
 
 
+def write_cifar100(folder: Path, pixels: np.ndarray, fine: np.ndarray, *, binary: bool) -> None:
+    """Write a training set and a test set of half the images each; the coarse label is the fine one / 5."""
+    names = [f"fine{number}" for number in range(100)]
+    content = python2_pickle({"fine_label_names": names, "coarse_label_names": ["coarse"] * 20})
+    name, content = ("fine_label_names.txt", "\n".join(names).encode()) if binary else ("meta", content)
+    (folder / name).write_bytes(content)
+    for stem, rows, of in zip(("train", "test"), np.split(pixels, 2), np.split(fine, 2), strict=True):
+        if binary:
+            np.column_stack([(of // 5).astype(np.uint8), of.astype(np.uint8), rows]).tofile(folder / f"{stem}.bin")
+        else:
+            labels = {"fine_labels": of.tolist(), "coarse_labels": (of // 5).tolist()}
+            (folder / stem).write_bytes(python2_pickle({"data": rows, **labels}))
+
+
 def write_wfdb(folder: Path, name: str, signal: np.ndarray, *, rate: int = 300) -> None:
     """Write a recording as PhysioNet 2017 does: a header, and samples in a MATLAB 4 file, 24 bytes before them."""
     (folder / f"{name}.hea").write_text(

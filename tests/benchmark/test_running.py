@@ -49,6 +49,14 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(BENCHMARK_METHODS, name, replace(BENCHMARK_METHODS[name], factory=factory))
 
 
+def test_kcal_as_published_has_the_learning_rate_of_its_data_set() -> None:
+    made = {name: BENCHMARK_METHODS[name].factory(seed=4) for name in ("kcal-paper", *AS_PUBLISHED)}
+    rates = [one.tags.recipe.learning_rate for one in made.values()]
+    assert rates == [4e-4, 5e-2, 1e-3, 1e-3]
+    usual = made["kcal-paper"].get_params()
+    assert all(one.get_params() | {"recipe": "paper"} == usual for one in made.values())
+
+
 @pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_no_test_sample_touches_a_fit(name: str, task: Task) -> None:

@@ -9,6 +9,7 @@ import pytest
 from animals import blobs
 
 from kcal.benchmark import read_task, tables
+from kcal.files import LOCK_FILE, locked_folder
 
 
 @pytest.fixture
@@ -71,3 +72,10 @@ def test_without_a_terminal_lines_tell_how_far_a_run_is(run, tasks):
     assert "birds, 0 of 2\nbirds: done, 2 of 2\n" in told
     assert "birds: done, 2 of 2\n" in run("bench", "tasks", *QUICK, "--out", "out").stderr
     assert "of 2" not in run("bench", "tasks", *QUICK, "--out", "out", "--quiet").stderr
+
+
+def test_a_folder_in_use_by_another_run_is_left_alone(run, tasks):
+    Path("out").mkdir()
+    with locked_folder(Path("out")):
+        assert "in use by process" in " ".join(run("bench", "tasks", *QUICK, "--out", "out", code=1).stderr.split())
+    assert [path.name for path in Path("out").iterdir()] == [LOCK_FILE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,3 +99,14 @@ def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(
     with np.load(folder / "test.npz", allow_pickle=False) as stored:
         expected = names["model"].calibrator.predict_proba(stored["embeddings"], logits=stored["logits"])
     np.testing.assert_allclose(probs, expected, atol=1e-5)
+
+
+def test_without_matplotlib_and_with_quiet(tmp_path, monkeypatch):
+    monkeypatch.setattr(kcal, "load_example", lambda: load_small_example(600, 400))
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "kcal.plots"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "kcal[plots]" in run_demo(tmp_path / "demo")
+    assert not (tmp_path / "demo" / "reliability.png").exists()
+    assert run_demo(tmp_path / "deep" / "demo", "--quiet") == ""
+    assert (tmp_path / "deep" / "demo" / "model.kcal").exists()

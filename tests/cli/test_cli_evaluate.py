@@ -91,6 +91,14 @@ def test_columns_of_logits_go_by_class(run, model, test_set, tmp_path, calibrati
     assert "ant, bee, cow" in run("evaluate", "ts.kcal", "other.npz", code=1).stderr
 
 
+def test_integer_labels_count_the_classes_that_are_listed(run, model, test_set):
+    numbers = blobs(60, 2, names=False)
+    np.savez("numbers.npz", embeddings=numbers["embeddings"], labels=numbers["labels"])
+    assert "labels" in run("evaluate", model, "numbers.npz", code=1).stderr
+    found = metrics(run, model, "numbers.npz", "--classes", "cat,dog,owl")
+    assert found["kcal"] == metrics(run, model, test_set)["kcal"]
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".parquet"])
 def test_probabilities_that_kcal_wrote_can_be_evaluated_without_the_model(run, model, test_set, suffix):
     expected = metrics(run, model, test_set)["kcal"]

@@ -217,6 +217,22 @@ def test_file_without_a_network_warns(trained: Trained, outputs: kcal.Classifier
     np.testing.assert_allclose(loaded(trained.points).detach().numpy(), expected, rtol=0, atol=1e-6)
 
 
+def test_calibrator_and_network_are_of_one_file_even_if_it_is_replaced(
+    model: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opener = model.save(tmp_path / "model.kcal"), Path.open
+    other = CalibratedClassifier(Network(), "uncal").fit(trained.calibration).save(tmp_path / "other.kcal")
+
+    def open_and_replace(self: Path, *arguments: Any, **options: Any) -> Any:
+        opened = opener(self, *arguments, **options)
+        if other.exists():
+            other.replace(path)
+        return opened
+
+    monkeypatch.setattr(Path, "open", open_and_replace)
+    assert_equal(CalibratedClassifier.load(path, trained.network)(trained.points), model(trained.points))
+
+
 def test_head_that_is_a_function_is_given_again(trained: Trained, tmp_path: Path) -> None:
     def head(points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = trained.network.body(points)
@@ -242,6 +258,16 @@ def test_head_may_be_a_layer_or_its_name(model: CalibratedClassifier, trained: T
     np.testing.assert_array_equal(named.predict_proba(trained.points), model.predict_proba(trained.points))
     with pytest.raises(InvalidInputError, match=r"^head"):
         CalibratedClassifier(trained.network, head="nowhere")
+
+
+def test_mode_of_the_network_plays_no_part_and_stays(model: CalibratedClassifier, trained: Trained) -> None:
+    trained.network.train()
+    first, second = model(trained.points), model(trained.points)
+    assert all(module.training for module in trained.network.modules())
+    assert_equal(first, second)  # dropout is off
+    model.eval()
+    assert_equal(model(trained.points), first)
+    assert not any(module.training for module in trained.network.modules())
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])

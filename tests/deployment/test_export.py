@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +103,13 @@ def test_file_of_a_network_gives_probabilities_and_evidence(
     assert [entry.name for entry in session.get_outputs()] == outputs
     assert {entry.shape[0] for entry in [*session.get_inputs(), *session.get_outputs()]} == {"batch"}
     assert [path.name for path in tmp_path.iterdir()] == ["network.onnx"]
+
+
+def test_exported_program_takes_any_number_of_rows(scaled: CalibratedClassifier, trained: Trained) -> None:
+    program = scaled.to_exported(trained.points[:1]).module()
+    for n_rows in (1, 3, 60):
+        (probs,) = program(trained.points[:n_rows])
+        np.testing.assert_allclose(probs.detach().numpy(), scaled.predict_proba(trained.points[:n_rows]), atol=1e-6)
 
 
 @pytest.mark.parametrize("method", OUTPUTS)
@@ -226,6 +235,57 @@ def test_exported_program_that_differs_is_refused(
     monkeypatch.setattr(torch.export, "export", wrong)
     with pytest.raises(ExportError, match=r"differs from torch, probabilities by 0\.1 with 2 rows"):
         scaled.to_exported(trained.points)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch.export, "export"),
+        (torch.onnx, "export"),
+        (onnxruntime, "InferenceSession"),
+        (onnxruntime.InferenceSession, "run"),
+    ],
+)
+def test_errors_of_other_packages_become_export_errors(
+    owner: Any,
+    name: str,
+    scaled: CalibratedClassifier,
+    trained: Trained,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such operator\n\nand a long trace")
+
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(ExportError, match=r"RuntimeError: no such operator\)") as caught:
+        scaled.to_onnx(tmp_path / "network.onnx", trained.points)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_of_the_folder_name_the_file_that_was_asked_for(
+    scaled: CalibratedClassifier, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "models" / "network.onnx", torch.onnx.export
+    path.parent.mkdir()
+
+    def read_only(file: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    def vanish(*arguments: Any, **options: Any) -> None:
+        write(*arguments, **options)
+        shutil.rmtree(path.parent)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        with pytest.raises(PermissionError) as denied:
+            scaled.to_onnx(path, trained.points)
+    monkeypatch.setattr(torch.onnx, "export", vanish)
+    with pytest.raises(FileNotFoundError) as vanished:
+        scaled.to_onnx(path, trained.points)
+    assert denied.value.filename == vanished.value.filename == str(path)
+    assert not list(tmp_path.iterdir())
 
 
 def files_of(folder: Path) -> list[str]:

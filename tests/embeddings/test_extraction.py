@@ -171,6 +171,18 @@ def test_network_that_caches_can_be_trained_afterwards() -> None:
     assert list(network.state_dict()) == ["body.weight", "body.bias", "fc.weight", "fc.bias"]
 
 
+def test_dropout_and_gradients_are_off() -> None:
+    modes: list[tuple[bool, bool]] = []
+
+    class Watching(Returning):
+        def forward(self, x: torch.Tensor) -> Any:
+            modes.append((self.training, torch.is_grad_enabled()))
+            return super().forward(x)
+
+    extract(Watching(lambda features, logits: logits).train(), [X])
+    assert set(modes) == {(False, False)}
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_networks_of_other_precisions_give_float32(dtype: torch.dtype, network: nn.Module) -> None:
     exact = sequential().double().eval()
@@ -184,6 +196,12 @@ def test_networks_of_other_precisions_give_float32(dtype: torch.dtype, network: 
     error = 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     np.testing.assert_allclose(outputs.embeddings, embeddings, rtol=0, atol=error * np.abs(embeddings).max())
     np.testing.assert_allclose(outputs.logits, logits, rtol=0, atol=error * np.abs(embeddings).max())
+
+
+def test_autocast_is_an_option(network: nn.Module) -> None:
+    outputs, exact = extract(network, [X], autocast=torch.bfloat16), extract(network, [X])
+    assert outputs.logits.dtype == np.float32
+    assert 0 < np.abs(outputs.logits - exact.logits).max() < 0.05
 
 
 def test_masked_classes_are_kept_finite() -> None:

@@ -238,3 +238,39 @@ def test_another_head_raises(network: nn.Sequential, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"^to .* first batch"):
         extract(network, batches(), to=tmp_path, head=head)
     extract(network, batches(), to=tmp_path, head="4")
+
+
+def test_failure_while_writing_keeps_what_is_complete(
+    network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, calls = os.fsync, []
+
+    def fill_up(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) > 6:  # in the second commit of 16 rows
+            raise OSError(28, "No space left on device")
+        sync(*arguments)
+
+    monkeypatch.setattr(folders, "ROWS_PER_COMMIT", 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fill_up)
+        with pytest.raises(OSError, match="No space left"):
+            extract(network, batches(), to=tmp_path)
+    with pytest.raises(InvalidInputError, match="stopped after 16 rows"):
+        read_outputs(tmp_path)
+    assert_same(extract(network, batches(), to=tmp_path), extract(network, batches()))
+
+
+@pytest.mark.parametrize("place", ["mkdir", "open"])
+def test_folder_that_cannot_be_written_raises(
+    place: str, network: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def frozen(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    folder = tmp_path / "new"
+    if place == "open":  # the lock of a folder that exists
+        folder.mkdir()
+    monkeypatch.setattr(*((Path, "mkdir") if place == "mkdir" else (os, "open")), frozen)
+    with pytest.raises(InvalidInputError, match=r"^to .*Read-only file system"):
+        extract(network, sized(10), to=folder)

@@ -170,3 +170,17 @@ def test_file_that_is_replaced_while_it_is_read_is_read_whole(
 
     monkeypatch.setattr(Path, "open", replace_and_open)
     assert [load(path).n_features_in_ for _ in range(4)] == [9, 6, 9, 6]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users and permissions of POSIX")
+def test_file_that_may_not_be_read(fitted: KCal, tmp_path: Path) -> None:
+    path = save(fitted, tmp_path / "model.kcal")
+    path.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)  # nobody: root may read everything
+    try:
+        with pytest.raises(FileFormatError, match=r"model\.kcal"):
+            load(path)
+    finally:
+        os.seteuid(user)

@@ -196,6 +196,23 @@ def test_foreign_files_raise_and_not_changed(tmp_path: Path) -> None:
             CalibrationStore(tmp_path / wrong)
 
 
+def test_closed_store_says_so(store: CalibrationStore) -> None:
+    store.append(outputs(2))
+    store.close()
+    store.close()
+    for call in (store.samples, store.__len__, store.changes, store.vacuum, lambda: store.append(outputs(1, seed=1))):
+        with pytest.raises(InvalidInputError, match="closed"):
+            call()
+
+
+def test_file_that_cannot_be_written_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, connect = tmp_path / "store.db", sqlite3.connect
+    CalibrationStore(path).close()
+    monkeypatch.setattr(sqlite3, "connect", lambda file, **rest: connect(f"file:{file}?mode=ro", uri=True, **rest))
+    with CalibrationStore(path) as store, pytest.raises(InvalidInputError, match=r"^path"):
+        store.append(outputs(1))
+
+
 def test_store_that_another_process_holds_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kcal.persistence.store.BUSY_SECONDS", 0.05)
     path = tmp_path / "store.db"
@@ -230,6 +247,40 @@ def test_nothing_of_an_erased_sample_stays_in_the_file(store: CalibrationStore) 
 
 def contents(path: Path) -> list[bytes]:
     return [file.read_bytes() for file in path.parent.glob(f"{path.name}*")]
+
+
+@pytest.mark.parametrize("width", [64, 4096])  # within a page, and on pages of its own
+def test_erased_embedding_is_in_no_file_of_a_closed_store(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_usual_deletion(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        database = connect(*arguments, **options)
+        database.execute("PRAGMA secure_delete = OFF")  # some builds of SQLite have it on
+        return database
+
+    path, connect = tmp_path / "store.db", sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", with_usual_deletion)
+    samples = outputs(20, embeddings=np.random.default_rng(3).random((20, width), np.float32))
+    secrets = [samples.embeddings[row].tobytes()[:200] for row in (7, 8)]
+    with CalibrationStore(path) as store:
+        store.append(samples)
+    assert all(any(secret in content for content in contents(path)) for secret in secrets)
+    with CalibrationStore(path) as store:
+        store.delete(["s0-7", "s0-8"])
+    assert not any(secret in content for secret in secrets for content in contents(path))
+
+
+def test_deleted_samples_leave_the_totals_of_those_that_remain(tmp_path: Path) -> None:
+    totals = []
+    for name, extra in (("a.db", []), ("b.db", ["secret"])):
+        with CalibrationStore(tmp_path / name) as store:
+            store.append(outputs(5), times=np.zeros(5))
+            if extra:
+                store.append(outputs(1, seed=1, ids=extra))
+                store.delete(extra)
+        with closing(sqlite3.connect(tmp_path / name)) as database:
+            totals.append(database.execute("SELECT samples FROM totals").fetchone())
+    assert totals[0] == totals[1]
 
 
 def append_many(path: Path, seeds: range) -> None:

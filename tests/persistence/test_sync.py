@@ -229,3 +229,22 @@ def test_samples_that_were_never_in_the_store_stay_with_keep_others(tmp_path: Pa
         assert online_ids(fitted) == IDS[:110].tolist()
         assert store.follow(fitted).update() == 100  # otherwise they are forgotten
         assert online_ids(fitted) == IDS[100:110].tolist()
+
+
+def test_blend_follows_a_store_that_was_emptied_and_filled_again(tmp_path: Path) -> None:
+    names = np.array(["ant", "bee", "cow"])
+
+    def named(start: int, stop: int) -> ClassifierOutputs:
+        return replace(outputs(start, stop), labels=names[LABELS[start:stop]], groups=None)
+
+    with CalibrationStore(tmp_path / "store.db") as store:
+        store.append(named(0, 60))
+        blend = KCalBlend(progress=False)
+        sync = store.follow(blend, classes=names)
+        assert sync.update() == 60
+        store.delete(store.ids())
+        assert sync.update() == 60
+        store.append(named(60, 130))
+        assert sync.update() == 70
+        fresh = store.fit(KCalBlend(progress=False), classes=names)
+        np.testing.assert_allclose(predict_on(blend, QUERIES), predict_on(fresh, QUERIES), atol=1e-6)

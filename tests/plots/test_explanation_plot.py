@@ -21,9 +21,9 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (240, 6, 5)).astype(np.uint8)
 
 @pytest.fixture(scope="module")
 def explained(problem: Problem) -> Explanation:
-    """Five classes, two samples for each prediction."""
+    """Six classes, two samples for each prediction."""
     model = KCal(projection="identity", smoothing=0.05).fit(
-        problem.embeddings, problem.labels + 2 * (np.arange(240) % 2 == 0), ids=[f"patient ${i}" for i in range(240)]
+        problem.embeddings, problem.labels + 3 * (np.arange(240) % 2 == 0), ids=[f"patient ${i}" for i in range(240)]
     )
     return model.explain(problem.test_embeddings[:9], k=2)
 
@@ -44,15 +44,18 @@ def test_bars_of_a_colour_sum_to_the_probability_of_a_class(explained: Explanati
     ax = draw(explained, 4, title="why")
     order = np.argsort(-explained.probabilities[4])
     bars = widths(ax)
-    assert bars.shape == (5, 4)  # five classes; two samples, other samples, smoothing
-    np.testing.assert_allclose(bars.sum(axis=1), explained.probabilities[4, order], rtol=1e-12)
+    assert bars.shape == (5, 4)  # four classes and the others; two samples, other samples, smoothing
+    sums = bars.sum(axis=1)
+    np.testing.assert_allclose(sums[:4], explained.probabilities[4, order[:4]], rtol=1e-12)
+    assert sums[4] == pytest.approx(explained.probabilities[4, order[4:]].sum())
+    assert (explained.probabilities[4, order[4:]] > 0.001).all()
     np.testing.assert_allclose(bars[:, :2].sum(axis=0), explained.shares[4], rtol=1e-12)
     names = [text.get_text() for text in ax.get_yticklabels()]
     ids, labels, distances = explained.ids[4], explained.labels[4], explained.distances[4]
     expected = [f"{i}: {k}, distance {d:.3g}" for i, k, d in zip(ids, labels, distances, strict=True)]
     assert names == [*(name.replace("$", r"\$") for name in expected), "other samples", "smoothing"]
     assert legend_texts(ax)[0] == f"{explained.classes[order[0]]}: {explained.probabilities[4].max():.4f}"
-    assert legend_texts(ax)[-1].startswith("other classes")
+    assert legend_texts(ax)[-1] == f"other classes: {sums[4]:.4f}"
     figure = ax.get_figure(root=True)
     assert boxes_inside(figure, [ax.get_legend(), *ax.get_yticklabels(), *ax.texts])
 

@@ -1,4 +1,4 @@
-"""EDF files, spectrograms, and ISRUC."""
+"""EDF files, spectrograms, and the two EEG data sets."""
 
 from __future__ import annotations
 
@@ -77,3 +77,23 @@ def test_isruc_takes_the_first_expert_and_splits_by_patient(tmp_path: Path) -> N
     for place, signal in enumerate((0, 3, 1, 4, 2, 5)):
         epoch = recording.read(signal)[6_000:12_000]
         np.testing.assert_allclose(data.inputs[3, place], isruc.SPECTROGRAM.of(epoch), atol=1e-4)
+
+
+def test_iiic_drops_segments_of_few_votes_and_spread_labels_outside_training(tmp_path: Path) -> None:
+    lines = [
+        "patient,spread,seizure,lpd,gpd,lrda,grda,other,part",
+        "a,0,2,0,1,0,0,0,train", "a,0,1,1,0,0,0,0,train", "a,1,.1,0,.2,0,0,.7,train",
+        "b,0,0,2,2,0,0,1,pool", "b,1,0,0,1,0,0,0,pool", "c,0,0,0,0,0,9,1,pool",
+    ]  # fmt: skip
+    signals = (1_000 * GENERATOR.normal(size=(6, 2, 400))).astype(np.float32)  # all above the least power
+    np.save(tmp_path / "signals.npy", signals)
+    (tmp_path / "segments.csv").write_text("\n".join(lines))
+    DATA_SETS["iiic"].prepare(tmp_path, tmp_path / "out", seed=0, show=False)
+    data = read_prepared(tmp_path / "out")
+    assert [data.classes[label] for label in data.labels] == ["seizure", "other", "lpd", "grda"]
+    np.testing.assert_array_equal(data.parts, [0, 0, 2, 2])
+    np.testing.assert_array_equal(data.groups, [0, 0, 1, 2])
+    np.testing.assert_allclose(data.targets[0], [2 / 3, 0, 1 / 3, 0, 0, 0], rtol=1e-6)
+    kept = signals[[0, 2, 3, 5]].astype(float)
+    _, _, power = scipy.signal.spectrogram(kept, fs=200, window="hann", nperseg=200, noverlap=150)
+    np.testing.assert_allclose(data.inputs, 10 * np.log10(power[:, :, 1:41]), atol=1e-3)

@@ -73,3 +73,13 @@ def test_rare_classes_are_oversampled_in_training_only(prepared: PreparedData) -
     # A recording of 3,001 samples has room for a single start, so that a class may stay below its multiple.
     assert (sizes <= natural * factors).all()
     assert (sizes[factors > 1] > natural[factors > 1]).all()
+
+
+def test_archive_gives_the_same_as_the_folder(prepared: PreparedData, tmp_path: Path) -> None:
+    differences = np.diff(np.concatenate(signals()), prepend=np.int16(0))
+    arrays = {"length": np.array(LENGTHS, np.int32), "record": RECORDS, "label": list(CODES)}
+    np.savez(tmp_path / "all.npz", signal_differences=differences, **arrays)
+    DATA_SETS["pn2017"].prepare(tmp_path / "all.npz", tmp_path / "out", seed=1, show=False)
+    data = read_prepared(tmp_path / "out")
+    for name in ("inputs", "labels", "parts", "groups", "oversampled"):
+        np.testing.assert_array_equal(getattr(data, name), getattr(prepared, name))

@@ -19,7 +19,7 @@ from experiments.paper.prepared import PreparedData
 from experiments.paper.settings import SETTINGS
 from experiments.paper.training import Training, cosine_rate, train
 from kcal.benchmark import Plan, read_task, run
-from kcal.errors import InvalidInputError
+from kcal.errors import FileFormatError, InvalidInputError
 from kcal.losses import mmce, mmce_loss
 from toy_data import toy_data, toy_settings
 
@@ -166,3 +166,12 @@ def test_classes_are_drawn_with_the_share_of_their_size_to_a_power(balance: floa
     shares = np.array([4000.0, 1000, 250]) ** (1 - balance)
     np.testing.assert_allclose(np.bincount(labels[rows]) / 5250, shares / shares.sum(), atol=0.02)
     assert added[rows].any()
+
+
+def test_a_damaged_or_missing_file_is_an_error(tmp_path: Path) -> None:
+    place = tmp_path / "run.pt"
+    train(toy_data(), toy_settings("signal-resnet", epochs=0), place)
+    for content in (place.read_bytes()[:-100], b"half a file", b"", None):
+        place.unlink() if content is None else place.write_bytes(content)
+        with pytest.raises(FileFormatError, match=r"run\.pt"):
+            read_checkpoint(place)
