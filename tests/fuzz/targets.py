@@ -99,7 +99,7 @@ def performance(**arguments: Any) -> Any:
 
 WEIGHTED = {"probs": PROBS, "labels": LABELS, "sample_weight": WEIGHTS}
 KNOWN = {"calibration_probs": PROBS, "calibration_labels": LABELS}
-OPTIONS = {"reference": PRIOR, "strength": 1.0, "confidence": 0.9, "method": "em"}
+OPTIONS = {"reference": PRIOR, "strength": 1.0, "confidence": 0.9}
 TENSORS = {"logits": torch.as_tensor(LOGITS), "labels": torch.as_tensor(LABELS)}
 TARGETS = [
     *(calibrator_target(name) for name in METHODS if name not in LEFT_OUT),
