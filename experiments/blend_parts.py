@@ -69,12 +69,12 @@ class PartialBlend(KCalBlend):
 
     without: str = "refit"
 
-    def fit(self, X: Any, y: Any, *, logits: Any = None, **inputs: Any) -> Self:
+    def fit(self, X: Any, y: Any, *, logits: Any = None, groups: Any = None, **inputs: Any) -> Self:
         """Fit without the part."""
         with ExitStack() as stack:
             for change in CHANGES[self.without]:
                 stack.enter_context(patch.object(*change))
-            return super().fit(X, y, logits=logits, **inputs)
+            return super().fit(X, y, logits=logits, groups=groups, **inputs)
 
     def predict_proba(self, X: Any, **inputs: Any) -> Any:
         """Predict without the part."""
