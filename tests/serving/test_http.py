@@ -53,6 +53,7 @@ def test_plain_json_gives_probabilities_labels_evidence_and_ids(client, animals,
         ({"embeddings": [[0.0] * 6, [0.0]]}, 400),
         ({"embeddings": [["0"] * 6]}, 400),
         ({"embeddings": 3}, 400),
+        ({"embeddings": ["x" * 4_000_000, *[""] * 1_000_000]}, 400),  # as an array of text: 16 TB
         ({"embeddings": []}, 400),
         ({"embeddings": [[1e30] * 6]}, 400),
         ({"pixels": [[0.0]]}, 400),
