@@ -223,3 +223,26 @@ def test_subgroups_are_measured_one_by_one(run, model, test_set, tmp_path):
     assert "north" in result.output
     assert "Subgroups" in (tmp_path / "report" / "report.html").read_text()
     assert "site" in run("evaluate", model, test_set, "--by", "place", code=1).output
+
+
+def test_subgroups_have_the_confidence_resamples_and_seed_that_were_given(run, model, test_set, tmp_path):
+    with np.load(test_set) as arrays:
+        data = dict(arrays)
+    site = np.where(np.arange(60) % 2, "north", "south")
+    np.savez(test_set, **data, error=site)  # called as one of the figures
+    result = run("evaluate", model, test_set, "--by", "error", "--json", "found.json",
+                 "--confidence", 0.8, "--resamples", 50, "--seed", 3)  # fmt: skip
+    probs = kcal.load(model).predict_proba(data["embeddings"])
+    expected = kcal.evaluate(
+        probs, data["labels"], classes=ANIMALS, by=site, confidence=0.8, resamples=50, seed=3
+    ).to_frame()
+    found = pandas.DataFrame(json.loads((tmp_path / "found.json").read_text())["subgroups"]).set_index("subgroup")
+    pandas.testing.assert_frame_equal(found, expected, check_dtype=False, atol=1e-6)
+    assert "80 % interval" in result.output
+
+
+def test_a_column_that_cannot_be_subgroups_is_named_by_its_option(run, model, test_set):
+    for column in ("place", "embeddings"):
+        output = run("evaluate", model, test_set, "--by", column, code=1).output
+        assert "--by" in output
+        assert "groups" not in output

@@ -202,7 +202,7 @@ def test_file_has_the_calibrator_and_names_the_network(
     assert reference["head"] == {"name": "fc", "logits_key": None, "call_index": 0, "gives_logits": True}
     with pytest.raises(InvalidInputError, match=r"^network .*model\.kcal"):
         CalibratedClassifier.load(path, Network())
-    for head in ({"name": 3}, {**reference["head"], "call_index": "0"}, "fc"):
+    for head in ({"name": 3}, {**reference["head"], "call_index": "0"}, {**reference["head"], "weight": 1}, "fc"):
         damaged = kcal.save(model.calibrator, tmp_path / "damaged.kcal", network={**reference, "head": head})
         with pytest.raises(kcal.FileFormatError, match="head"):
             CalibratedClassifier.load(damaged, trained.network)
@@ -324,6 +324,8 @@ def test_positional_and_keyword_inputs_can_be_mixed() -> None:
         assert_equal(found, expected)
     with pytest.raises(InvalidInputError, match=r"^inputs"):
         model(points, points=points)
+    with pytest.raises(InvalidInputError, match=r"^inputs"):
+        model(points, mask, points, mask=mask)
 
 
 FITS: list[tuple[str, Any]] = [

@@ -7,13 +7,14 @@ import base64
 import gzip
 import hashlib
 import json
+import socket
 import stat
 from contextlib import closing
 
 import httpx
 import numpy as np
 import pytest
-from running_service import Running, in_process, running, until
+from running_service import Running, in_process, running, until, wait_until
 
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.serving.app import listen, make_app
@@ -53,6 +54,7 @@ def test_plain_json_gives_probabilities_labels_evidence_and_ids(client, animals,
         ({"embeddings": [[0.0] * 6, [0.0]]}, 400),
         ({"embeddings": [["0"] * 6]}, 400),
         ({"embeddings": 3}, 400),
+        ({"embeddings": ["x" * 4_000_000, *[""] * 1_000_000]}, 400),  # as an array of text: 16 TB
         ({"embeddings": []}, 400),
         ({"embeddings": [[1e30] * 6]}, 400),
         ({"pixels": [[0.0]]}, 400),
@@ -158,6 +160,19 @@ async def test_bodies_together_have_a_limit(path):
         # half a body is more JSON than is allowed
         assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {413}
         assert (await client.post("/predict", json=ROW)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/animals/infer"])
+def test_a_client_that_leaves_in_its_body_is_no_error_of_the_server(path, folder):
+    name = path.rpartition("/")[2]
+    with running(folder) as served, served.http() as client:
+        host, _, port = served.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            request = f"POST {path} HTTP/1.1\r\nHost: {served.address}\r\nContent-Length: 100\r\n\r\n{{"
+            connection.sendall(request.encode())
+        counted = f'kcal_requests_total{{endpoint="{name}",status='
+        wait_until(lambda: counted in client.get("/metrics").text)
+        assert f'{counted}"400"}} 1.0' in client.get("/metrics").text
 
 
 # Tokens

@@ -198,7 +198,12 @@ def read_subgroups(path: Path, name: str) -> Any:
     """Return the subgroup of each row, under the name that was given."""
     import pandas
 
-    return pandas.Series(inputs.read(path, {"groups": name}, {"groups"}).groups, name=name)
+    try:
+        values = inputs.read(path, {"groups": name}, {"groups"}).groups
+    except InvalidInputError as error:
+        what = error.parameter.replace("groups", "--by")
+        raise InvalidInputError(what, error.expected, got=error.got, remedy=error.remedy) from error
+    return pandas.Series(values, name=name)
 
 
 def with_before(path: Path, name: str | None, after: Comparison) -> Comparison:
@@ -284,7 +289,9 @@ def measure(
         subgroups = None
         if by is not None:
             probs = [*comparison.probs.values()][-1]
-            subgroups = kcal.evaluate(probs, outputs.labels, classes=classes, by=by, **options)
+            subgroups = kcal.evaluate(
+                probs, outputs.labels, classes=classes, by=by, confidence=confidence, **options, **resampling
+            )
     first = next(iter(evaluations.values()))
     figures: dict[str, Any] = {name: None if path is None else str(path) for name, path in sources.items()}
     for name in ("n_samples", "n_classes", "bins", "threshold", "clip", "confidence"):
@@ -292,7 +299,10 @@ def measure(
     for name in ("metrics", "debiased", "intervals"):
         figures[name] = {method: getattr(evaluation, name) for method, evaluation in evaluations.items()}
     if subgroups is not None:
-        figures["subgroups"] = subgroups.to_frame().reset_index().to_dict("records")
+        frame = subgroups.to_frame()
+        if subgroups.by in frame:
+            frame.index.name = "subgroup"  # a column of the data may be called as a figure is, such as "error"
+        figures["subgroups"] = frame.reset_index().to_dict("records")
     page = None
     if shared["report"] is not None:
         facts = {term: path.name for term, path in sources.items() if path is not None}  # folders are private

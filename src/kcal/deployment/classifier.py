@@ -449,7 +449,10 @@ class CalibratedClassifier(nn.Module):
 def network_inputs(network: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Return the inputs of a call as those of a batch; raise if they are arrays, or without a sample."""
     if positional and named:
-        by_name = signature(network.forward).bind_partial(*positional).arguments
+        try:
+            by_name = signature(network.forward).bind_partial(*positional).arguments
+        except TypeError as error:  # more than the network has
+            raise InvalidInputError("inputs", "must be arguments of the network", got=str(error)) from error
         if repeated := by_name.keys() & named.keys():
             raise InvalidInputError("inputs", "must be given once each", got=f"{min(repeated)} twice")
         positional, named = (), by_name | named

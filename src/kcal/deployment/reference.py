@@ -45,7 +45,13 @@ def head_from_reference(stored: Any) -> LayerHead | None:
         expected = "must be given again: it is a function, of which nothing is stored"
         raise InvalidInputError("head", expected, got="None", remedy="Pass head= to CalibratedClassifier.")
     match stored:
-        case {"name": str(), "logits_key": str() | int() | None, "call_index": int(), "gives_logits": bool()}:
+        case {
+            "name": str(),
+            "logits_key": str() | int() | None,
+            "call_index": int(),
+            "gives_logits": bool(),
+            **others,
+        } if not others:
             return LayerHead(**stored)
     raise FileFormatError("the stored head is damaged.")
 

@@ -112,7 +112,8 @@ def predict(
     The output is a folder of parquet files, one per part of an input file, in the order of its rows, with the columns
     of ``kcal predict``: the id, ``prediction``, ``p_CLASS`` for every class and ``evidence``. A run that was stopped
     continues where it was: the same call scores only parts that are missing. The numbers of a row are those of
-    ``predict_proba`` for the whole file, to the bit, on any number of machines.
+    ``predict_proba`` for the whole file, to the bit, on any number of machines; with another
+    ``rows_at_once``, up to the last bits.
 
     Parameters
     ----------

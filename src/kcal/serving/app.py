@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kcal.errors import InvalidInputError, KcalError, printable
@@ -143,7 +144,10 @@ async def read_body(request: Request, read: Callable[[bytes, int], Result]) -> R
         raise too_large(settings.max_body)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "the body must not be compressed")
-    body, max_json = await request.body(), settings.max_json
+    try:
+        body, max_json = await request.body(), settings.max_json
+    except ClientDisconnect:
+        raise HTTPException(400, "the client left before its body was complete") from None
     if len(body) > LARGE_BODY:
         return await run_in_threadpool(read, body, max_json)
     return read(body, max_json)

@@ -171,7 +171,10 @@ def from_json(name: str, datatype: str, data: Any) -> NDArray[Any]:
         if datatype == "BYTES":
             given = np.array(data, dtype=object)
             return _objects([text.encode() for text in given.flat]).reshape(given.shape)
-        given, kind = np.array(data), TYPES[datatype]
+        kind = TYPES[datatype]
+        if not set(map(type, np.array(data, dtype=object).ravel().tolist())) <= {bool, int, float}:
+            raise wrong  # one long text would give every element its size
+        given = np.array(data)
         if given.dtype.kind not in {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}[kind.kind]:
             raise wrong
         with np.errstate(over="ignore"):
