@@ -530,7 +530,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if given and known and given != known:
             raise InvalidInputError(name, "must have the columns of X, in the same order")
 
-    def _refuse_logits(self, logits: Any) -> None:
+    def _raise_unused_logits(self, logits: Any) -> None:
         if logits is not None:
             expected = f"are not an argument of {type(self).__name__}"
             raise InvalidInputError("logits", expected, remedy="Leave them out.")

@@ -455,7 +455,7 @@ class KCal(KernelCalibrator):
     def _check_inputs(
         self, fit: Fit, X: Any, logits: Any
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]:
-        self._refuse_logits(logits)
+        self._raise_unused_logits(logits)
         rows, kind = self._check_rows(X)
         return (None, rows, kind) if self.inputs == "logits" else (rows, None, kind)
 

@@ -241,7 +241,7 @@ class LogitCalibrator(Calibrator):
         rows, kind = self._check_rows(X)
         model = self.model_
         if self.inputs == "logits":
-            self._refuse_logits(logits)
+            self._raise_unused_logits(logits)
             embeddings, scores = None, rows
         else:
             embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)

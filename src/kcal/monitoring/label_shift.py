@@ -163,7 +163,7 @@ def estimate_prior(
     ratios = ratios[told]
     prior, n_iterations, converged = _fit_mixture(ratios, assumed, strength)
     information, direction = _least_information(ratios, prior, assumed)
-    _warn_of_information(information, direction, n_samples, names)
+    _warn_low_information(information, direction, n_samples, names)
     maximum = _Maximum(ratios, prior, assumed, strength)
     influences = maximum.influence(maximum.gradients - 1.0)
     covariance = of_change = _covariance(influences, None if codes is None else codes[told])
@@ -248,7 +248,7 @@ def _check_frequencies(values: Any, name: str, n_classes: int) -> Floats:
     return np.asarray(array / array.sum())
 
 
-def _warn_of_information(information: float, direction: Floats, n_samples: int, names: NDArray[Any]) -> None:
+def _warn_low_information(information: float, direction: Floats, n_samples: int, names: NDArray[Any]) -> None:
     """Warn if predictions say too little of some frequencies, those that differ in ``direction``."""
     n_labels = information * n_samples
     if n_labels < FEW_LABELS:
