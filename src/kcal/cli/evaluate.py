@@ -50,7 +50,7 @@ def evaluate(
     """
     no_model = shared["allow_overlap"] or shared["logits"]
     alone = (
-        f"{model} is not a model; to evaluate probabilities, leave DATA out: kcal evaluate {model} --labels {data}:NAME."
+        f"{model} is not a model; leave DATA out to evaluate probabilities: kcal evaluate {model} --labels {data}:NAME."
     )
     check_options(
         (data and model.suffix in (".npz", ".npy", ".parquet", ".csv"), alone),
