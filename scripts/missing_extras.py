@@ -53,7 +53,6 @@ REQUESTS = (
     Request(("pyarrow",), "'kcal[tables]'", ("fit", "table.csv", "--out", "table.kcal")),
     Request(("pyarrow",), "'kcal[tables]'", ("evaluate", "model.kcal", "table.parquet")),
     Request(ONNX, "'kcal[onnx]'", ("export", "model.kcal", "--out", "head.onnx")),
-    Request(("pandas",), "pandas", ("-c", "import kcal; kcal.evaluate([[0.2, 0.8], [0.6, 0.4]], [1, 0]).to_frame()")),
     Request(SERVE, "'kcal[serve]'", ("serve", "model.kcal", "--port", "0")),
     Request(("grpc",), "'kcal[grpc]'", ("serve", "model.kcal", "--grpc-port", "8001")),
     Request(("ray",), "'kcal[ray]'", ("predict", "model.kcal", "*.parquet", "--engine", "ray", "--out", "scores")),
