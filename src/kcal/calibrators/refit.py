@@ -149,14 +149,15 @@ class PrincipalAxes:
         """Return the axes of weighted embeddings, in float64."""
         shares = torch.from_numpy(weights / weights.sum())
         mean = shares @ embeddings
-        scale = float((shares @ (embeddings - mean).square()).sum().sqrt()) or 1.0
-        features = torch.nn.functional.pad((embeddings - mean) / scale, (0, 1), value=1.0)
-        axes = torch.linalg.eigh(features.T @ (shares[:, None] * features)).eigenvectors
+        centred = embeddings - mean
+        scale = float((shares @ torch.linalg.vector_norm(centred, dim=1).square()).sqrt()) or 1.0
+        features = torch.nn.functional.pad(centred.div_(scale), (0, 1), value=1.0).mul_(shares.sqrt()[:, None])
+        axes = torch.linalg.eigh(features.T @ features).eigenvectors
         return cls(mean, scale, axes[:, -MAX_FEATURES:])
 
     def features(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return features, (n, n_features), of embeddings, (n, h)."""
-        return torch.nn.functional.pad((embeddings - self.mean) / self.scale, (0, 1), value=1.0) @ self.axes
+        return torch.addmm(self.axes[-1], embeddings - self.mean, self.axes[:-1] / self.scale)
 
     def model(self, point: Floats, temperature: float, penalty: float, n_classes: int) -> RidgeModel:
         """Return the model of c and V, flat in one array."""

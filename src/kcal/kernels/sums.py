@@ -435,19 +435,19 @@ class PreparedSupport:
         nearer that its value could be too large takes its place. None is sought if all products are small, and none
         takes the place of points to which the queries themselves would not be so much nearer.
         """
-        left, right, narrowest = self.left_rows(part), placed.right(), max(self.rates)
+        right, narrowest = placed.right(), max(self.rates)
         classes, n_query = class_range(self.support, part), right.shape[1]
         dtype = widest_dtype(right.device) if wide else self.support.points.dtype
         total = right.new_zeros(len(self.rates), classes.stop - classes.start, n_query, dtype=dtype)
         is_settled = self._are_small(placed)
         near = right.new_full((n_query,), 0.0 if is_settled else -torch.inf)
-        step = min(SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1), len(left))
+        step = min(SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1), part.stop - part.start)
         buffer = right.new_empty(step, n_query)
         values = None if len(self.rates) == 1 else torch.empty_like(buffer, dtype=self.support.points.dtype)
-        for rows in slices(len(left), step):
-            block = torch.mm(left[rows], right, out=buffer[: rows.stop - rows.start])
+        for rows in slices(part.stop, step, part.start):
+            block = torch.mm(self.left_rows(rows), right, out=buffer[: rows.stop - rows.start])
             if leave_out is not None:
-                leave_out.hide(block, part.start + rows.start)
+                leave_out.hide(block, rows.start)
             if not is_settled:
                 largest = block.amax(dim=0)
                 is_new = (largest * narrowest > ROOM) | (torch.isneginf(near) & (largest > -torch.inf))
@@ -456,10 +456,9 @@ class PreparedSupport:
                 if is_new.any():
                     right[-1] -= rise
                     block.sub_(rise)
-                    if rows.start > 0:
+                    if rows.start > part.start:
                         total *= (-rise * self.rate_column[:, :, None].to(rise)).clamp_max_(0.0).exp2_().to(total)
                 is_settled = bool(((placed.half_squares + near) * narrowest >= -ROOM).all())
-            rows = slice(part.start + rows.start, part.start + rows.stop)
             self._add_values(total, block, None if values is None else values[: len(block)], rows, classes.start)
         return PartSums(classes, total, near)
 

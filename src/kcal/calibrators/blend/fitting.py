@@ -66,14 +66,15 @@ def fit_blend(
     weights = others.weights[index] * (len(codes) / len(index))
     combination = combine(of_network, of_refit, counts, background, codes[index], weights)
 
-    centre = points.cpu().double().mean(dim=0)
-    totals, expected = torch.from_numpy(samples.class_weights()), network.probs(scores).mean(dim=0)
+    doubled = points.cpu().double()
+    centre = doubled.mean(dim=0)
+    totals, expected = torch.from_numpy(samples.class_weights()), network.in_blocks(None, scores).exp_().mean(dim=0)
     tensors = combination | {
         "background": background,
         "log_scale": estimate.support.log_mean_scale,
         "min_log_prob": scores.min(),
         "centre": centre,
-        "radius": (points.cpu().double() - centre).norm(dim=1).max(),
+        "radius": torch.cdist(doubled, centre[None], compute_mode="donot_use_mm_for_euclid_dist").max(),
         "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         "prior": prior,
     }
@@ -116,14 +117,15 @@ def fit_refit(
     seed: int,
 ) -> tuple[RidgeModel, torch.Tensor]:
     """Return the refit of the last layer, and log probabilities of the samples of ``index`` without their fold."""
-    axes = PrincipalAxes.of(points.cpu().double(), samples.weights)
-    features = axes.features(points.cpu().double())
-    problem = RidgeProblem(scores / temperature, features, samples.codes, samples.weights)
-    some = problem.rows(index)
+    points = points.cpu().double()
+    axes = PrincipalAxes.of(points, samples.weights)
+    features = axes.features(points)
+    data = (features, samples.codes, samples.weights)
+    problem = RidgeProblem(scores[index] / temperature, *(column[index] for column in data))
     groups = None if samples.groups is None else samples.groups[index]
-    shares, out_of_fold = cross_fit(some, random_folds(some.codes, groups, folds, seed), mixed=True)
-    if features.numel() * scores.shape[1] > MAX_PRODUCTS:
-        problem = some
+    shares, out_of_fold = cross_fit(problem, random_folds(problem.codes, groups, folds, seed), mixed=True)
+    if features.numel() * scores.shape[1] <= MAX_PRODUCTS:
+        problem = RidgeProblem(scores / temperature, *data)
     is_large = problem.features.numel() * scores.shape[1] > MAX_DOUBLE_PRODUCTS
     problem, tolerance = (problem.in_single(), SINGLE_TOLERANCE) if is_large else (problem, REFIT_TOLERANCE)
     point = solve_average(problem, shares, tolerance)

@@ -42,12 +42,11 @@ class OtherSamples:
 
     def sums(self, values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return Σ_j w_j·values_j over the others of each sample of ``index``, (n_index, k), of values (n, k)."""
-        weighted = self.weights[:, None] * values
-        total = weighted.sum(dim=0)
+        total, weights = self.weights @ values, self.weights[:, None]
         if self.groups is None:
-            return total - weighted[index]
+            return total - weights[index] * values[index]
         by_group = torch.zeros(int(self.groups.max()) + 1, values.shape[1], dtype=values.dtype)
-        return total - by_group.index_add_(0, self.groups, weighted)[self.groups[index]]
+        return total - by_group.index_add_(0, self.groups, weights * values)[self.groups[index]]
 
 
 class NetworkModel(CalibrationModel):
@@ -114,7 +113,7 @@ def fit_network(
     temperatures, weights = log_temperatures.exp()[kept], as_shares(posterior[None, kept])
     scaled = average_temperatures(log_probs, temperatures, as_shares(of_others[:, kept]))
 
-    counted = torch.nn.functional.one_hot(codes, log_probs.shape[1]).to(scaled)
+    counted = torch.zeros_like(scaled).scatter_(1, codes[:, None], 1.0)
     shown, expected = (others.sums(values, index).clamp_min(0.0) for values in (counted, scaled))
     chosen = scaled[index]
     factors = _Factors(shown, expected)  # of each strength, (n_index, n_classes)
