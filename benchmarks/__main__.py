@@ -26,6 +26,7 @@ from benchmarks import (
     service,
     shards,
     storage,
+    versions,
 )
 from kcal.kernels import MAX_PREDICTED
 
@@ -56,11 +57,12 @@ def main(
         list[str] | None,
         typer.Argument(
             help="sums, search, metrics, storage, latency, recipes, methods, blend: all by default; deployment, heads, "
-            "online, service, restarts, distributed, faults, shards, compression."
+            "online, service, restarts, distributed, faults, shards, compression, versions."
         ),
     ] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of NAME.npz tasks for recipes, methods and blend.")] = None,
     points: Annotated[int, typer.Option(help="Support points of shards.")] = shards.N_POINTS,
+    other: Annotated[Path | None, typer.Option(help="Another checkout of kcal, for versions.")] = None,
     predicted: Annotated[int, typer.Option(help="Samples that the search of shards predicts.")] = MAX_PREDICTED,
 ) -> None:
     """Print tables of ratios, each measured in one run."""
@@ -71,10 +73,12 @@ def main(
             (ON_TASKS | LONG_ON_TASKS)[name](console, tasks)
         elif name in SECTIONS | ON_REQUEST:
             (SECTIONS | ON_REQUEST)[name](console)
+        elif name == "versions" and other is not None:
+            versions.main(console, other)
         elif name == "shards":
             shards.main(console, points, predicted)
         else:
-            known = ", ".join([*SECTIONS, *ON_TASKS, *ON_REQUEST, *LONG_ON_TASKS, "shards"])
+            known = ", ".join([*SECTIONS, *ON_TASKS, *ON_REQUEST, *LONG_ON_TASKS, "shards", "versions --other FOLDER"])
             raise typer.BadParameter(f"no section is called {name!r}; there are {known}.")
 
 

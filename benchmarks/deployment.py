@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.latency import problem
+from benchmarks.measuring import problem
 from kcal import KCal, KCalBlend
 from kcal.datasets import SmallCNN
 from kcal.deployment import HeadPredictor, metadata_of, write_onnx

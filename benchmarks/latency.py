@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measuring import take_turns, typical
+from benchmarks.measuring import busy_processes, problem, take_turns, typical
 from kcal import FastRecipe, KCal, KCalBlend, TemperatureScaling
 from kcal.kernels import class_posteriors, sort_support
 
-Floats = NDArray[np.float32]
 ROWS = 300
 """Single rows that are predicted."""
-
-
-def problem(n: int, n_features: int, n_classes: int, seed: int = 0) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Return embeddings, logits and labels of overlapping classes."""
-    generator = np.random.default_rng(seed)
-    centres = np.random.default_rng(n_classes).normal(size=(n_classes, n_features)) * 5 / np.sqrt(n_features)
-    labels = generator.integers(n_classes, size=n)
-    embeddings = centres[labels] + generator.normal(size=(n, n_features))
-    logits = 1.5 * (embeddings @ centres.T - 0.5 * np.square(centres).sum(axis=1))
-    return embeddings.astype(np.float32), logits.astype(np.float32), labels
 
 
 def single_rows(console: Console) -> None:
@@ -92,26 +77,6 @@ def busy(console: Console) -> None:
                 loaded = typical(take_turns({"": run}, rounds=3)[""])
             table.add_row(name, f"{quiet:.2f}", f"{loaded:.2f}", f"{loaded / quiet:.2f}")
     console.print(table)
-
-
-@contextmanager
-def busy_processes() -> Iterator[None]:
-    """Keep every core busy with another process."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_burn, daemon=True) for _ in range(os.cpu_count() or 1)]
-    for process in processes:
-        process.start()
-    time.sleep(1.0)
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-
-
-def _burn() -> None:
-    while True:
-        sum(range(100_000))
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+def problem(n: int, n_features: int, n_classes: int, seed: int = 0) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Return embeddings, logits and labels of overlapping classes."""
+    generator = np.random.default_rng(seed)
+    centres = np.random.default_rng(n_classes).normal(size=(n_classes, n_features)) * 5 / np.sqrt(n_features)
+    labels = generator.integers(n_classes, size=n)
+    embeddings = centres[labels] + generator.normal(size=(n, n_features))
+    logits = 1.5 * (embeddings @ centres.T - 0.5 * np.square(centres).sum(axis=1))
+    return embeddings.astype(np.float32), logits.astype(np.float32), labels
 
 
 def take_turns(contenders: dict[str, Callable[[], Any]], rounds: int = 9) -> dict[str, NDArray[np.float64]]:
@@ -29,6 +43,26 @@ def take_turns(contenders: dict[str, Callable[[], Any]], rounds: int = 9) -> dic
 def typical(values: NDArray[np.float64]) -> float:
     """Return the median over the rounds, of seconds or of ratios taken round by round."""
     return float(np.median(values))
+
+
+@contextmanager
+def busy_processes() -> Iterator[None]:
+    """Keep every core busy with another process."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_burn, daemon=True) for _ in range(os.cpu_count() or 1)]
+    for process in processes:
+        process.start()
+    time.sleep(1.0)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+
+
+def _burn() -> None:
+    while True:
+        sum(range(100_000))
 
 
 def extra_memory(prepare: Callable[[], Any], run: Callable[[Any], Any]) -> int:

@@ -27,8 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.latency import problem
-from benchmarks.measuring import typical
+from benchmarks.measuring import problem, typical
 from kcal import ClassifierOutputs, KCal, KCalBlend, load, save
 from kcal.persistence import CalibrationStore
 

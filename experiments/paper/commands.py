@@ -94,6 +94,7 @@ def train(
     ],
     short: Annotated[bool, typer.Option("--short", help="Few epochs, for a processor (pn2017).")] = False,
     epochs: Annotated[int | None, typer.Option(min=0, help="Other epochs than those of the table.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0, help="Another learning rate.")] = None,
     balance: Annotated[float | None, typer.Option(min=0, max=1, help="1: all classes equally often, 0: as is.")] = None,
     keep: Annotated[str | None, typer.Option(help="Checkpoint to use: last or best.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,
@@ -105,7 +106,11 @@ def train(
     from experiments.paper.training import train as train_network
 
     prepared = read_prepared(data)
-    changes: dict[str, Any] = {"network": None if network is None else network.value, "epochs": epochs}
+    changes: dict[str, Any] = {
+        "network": None if network is None else network.value,
+        "epochs": epochs,
+        "learning_rate": rate,
+    }
     changes |= {"balance": balance, "keep": keep if keep is None else check_choice(keep, "keep", ("last", "best"))}
     settings = settings_for(prepared.name, short=short, **changes)
     console = Console(highlight=False, soft_wrap=True)

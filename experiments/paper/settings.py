@@ -107,7 +107,7 @@ SETTINGS: dict[str, Settings] = {
         weight_decay=1e-5,
         schedule="constant",
     ),
-    "pn2017": Settings("mina", epochs=100, learning_rate=1e-2, schedule="plateau", balance=1.0, by_group=True),
+    "pn2017": Settings("mina", epochs=100, learning_rate=1e-2, schedule="plateau", by_group=True),
 }
 """The paper's settings by data set; ``network`` is the first where it has two."""
 
