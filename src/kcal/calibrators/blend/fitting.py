@@ -120,12 +120,12 @@ def fit_refit(
     points = points.cpu().double()
     axes = PrincipalAxes.of(points, samples.weights)
     features = axes.features(points)
-    data = (features, samples.codes, samples.weights)
-    problem = RidgeProblem(scores[index] / temperature, *(column[index] for column in data))
+    codes, weights = samples.codes, samples.weights
+    problem = RidgeProblem(scores[index] / temperature, features[index], codes[index], weights[index])
     groups = None if samples.groups is None else samples.groups[index]
     shares, out_of_fold = cross_fit(problem, random_folds(problem.codes, groups, folds, seed), mixed=True)
     if features.numel() * scores.shape[1] <= MAX_PRODUCTS:
-        problem = RidgeProblem(scores / temperature, *data)
+        problem = RidgeProblem(scores / temperature, features, codes, weights)
     is_large = problem.features.numel() * scores.shape[1] > MAX_DOUBLE_PRODUCTS
     problem, tolerance = (problem.in_single(), SINGLE_TOLERANCE) if is_large else (problem, REFIT_TOLERANCE)
     point = solve_average(problem, shares, tolerance)
