@@ -29,6 +29,7 @@ from kcal.calibrators.logits import (
 from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import DEVIATION, fit_temperature
 from kcal.samples import Floats, Index, Samples, random_folds
+from kcal.threads import map_blocks
 from kcal.validation import check_number, parameter
 
 FOLDS = 5
@@ -210,12 +211,12 @@ class RidgeProblem:
         importance = torch.from_numpy(self.weights).to(self.base)
         penalties = np.full(len(start), penalty)
         penalties[0] = max(penalty, 1 / DEVIATION**2)  # of c
-        scales = np.sqrt(curvatures + penalties)
+        scales, flat_base = np.sqrt(curvatures + penalties), self.base.ravel()
 
         def loss(scaled: Floats) -> tuple[float, Floats]:
             point = scaled / scales
             value, residuals = softmax_loss(self.scores(point), labels, importance)
-            slopes = [(residuals * self.base).sum()[None], (self.features.T @ residuals).ravel()]
+            slopes = [torch.dot(residuals.ravel(), flat_base)[None], (self.features.T @ residuals).ravel()]
             gradient = torch.cat(slopes).double().numpy() + penalties * point
             return (value + float((penalties * point) @ point) / 2) / total, gradient / scales / total
 
@@ -229,7 +230,8 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
     The shares are proportional to the out-of-fold likelihoods times the prior; with ``mixed``, to those of the even
     mixture of refit and scaled network.
     """
-    if problem.features.numel() * problem.base.shape[1] > MAX_DOUBLE_ENTRIES:
+    is_large = problem.features.numel() * problem.base.shape[1] > MAX_DOUBLE_ENTRIES
+    if is_large:
         problem = problem.in_single()
     log_weights, scores = torch.empty(0, dtype=torch.float64), []
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
@@ -238,9 +240,14 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
     weights, of_network = torch.from_numpy(problem.weights), own_log_probs(problem.base, problem.codes)
     for place, penalty in enumerate(PENALTIES):
         out_of_fold = torch.empty_like(problem.base)
-        for fold, (outside, inside) in enumerate(folds):
-            points[fold] = problem.rows(inside).solve(penalty, points[fold], COARSE, curvatures[fold])
-            out_of_fold[outside] = problem.rows(outside).scores(points[fold])
+
+        def solve(fold: int) -> Floats:
+            return problem.rows(folds[fold][1]).solve(penalty, points[fold], COARSE, curvatures[fold])  # noqa: B023
+
+        numbers = range(len(folds))
+        points = map_blocks(solve, numbers, problem.base.device) if is_large else list(map(solve, numbers))
+        for point, (outside, _) in zip(points, folds, strict=True):
+            out_of_fold[outside] = problem.rows(outside).scores(point)
         own = own_log_probs(out_of_fold, problem.codes)
         log_weight = (torch.logaddexp(own, of_network) - log(2) if mixed else own) @ weights - PRIOR_STEP * place
         scores.append(out_of_fold)

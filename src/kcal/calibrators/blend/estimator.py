@@ -255,7 +255,7 @@ class KCalBlend(KernelCalibrator):
     ) -> BlendModel:
         """Return the model of samples whose embeddings are projected."""
         prior = check_prior(self.prior, samples.classes)
-        with threads_for(samples.embeddings.numel() * samples.n_classes):
+        with threads_for(0):
             return fit_blend(samples, projection, head, folds=self.folds, seed=self.seed, prior=prior, **options)
 
     # Updates
