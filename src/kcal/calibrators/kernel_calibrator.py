@@ -46,6 +46,7 @@ from kcal.validation import (
     check_integer,
     check_labels,
     collect_classes,
+    of_one_type,
     row_fingerprints,
     shown,
 )
@@ -439,7 +440,7 @@ class KernelCalibrator(Calibrator):
         """Raise if labels that are new cannot become classes."""
         new = table.is_new(labels)
         if new.any():
-            check_prior(self.prior, np.append(table.classes, np.unique(labels[new])))
+            check_prior(self.prior, np.concatenate(of_one_type([table.classes, np.unique(labels[new])], name)))
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         """Warn of classes whose last sample has left, where that changes what can be predicted."""

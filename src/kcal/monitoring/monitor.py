@@ -23,7 +23,7 @@ from kcal.monitoring.betting import (
     overall_payoffs,
     reading_state,
 )
-from kcal.validation import check_groups, check_labels, check_number, collect_classes, encode_labels
+from kcal.validation import check_groups, check_labels, check_number, collect_classes, encode_labels, to_array
 
 BLOCK_NUMBERS = 2**18
 """Numbers of a block of rows, at most, in all games and stakes."""
@@ -218,7 +218,7 @@ class CalibrationMonitor:
         if groups is None:
             return []
         check_groups(groups, n_rows)
-        names: list[Any] = np.asarray(groups).tolist()
+        names: list[Any] = to_array(groups, "groups").tolist()
         for name in names:
             self._groups.setdefault(name, len(self._groups))
         n_new = len(self._groups) - len(self._group_sums)
