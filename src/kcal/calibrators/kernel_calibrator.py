@@ -101,7 +101,9 @@ class KernelCalibrator(Calibrator):
     one builds the model if samples have changed; those of the bandwidth are of the latest model that was built.
     """
 
-    _tags: ClassVar[Tags] = Tags(has_evidence=True, has_explanations=True, learns_online=True, has_support=True)
+    _tags: ClassVar[Tags] = Tags(
+        has_evidence=True, has_prior=True, has_explanations=True, learns_online=True, has_support=True
+    )
     _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
     _known_rows_remedy: ClassVar[str] = ""

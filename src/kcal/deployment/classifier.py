@@ -20,7 +20,6 @@ from torch import nn
 from kcal.calibrators import (
     Calibrator,
     Explanation,
-    KCal,
     PredictionModule,
     fit_on,
     make_calibrator,
@@ -168,7 +167,7 @@ class CalibratedClassifier(nn.Module):
         training = None
         if train_loader is not None:
             training = with_names(self.outputs(train_loader), classes)
-        if classes is None and calibration.logits is not None and isinstance(calibrator, KCal):
+        if classes is None and calibration.logits is not None and "classes" in calibrator.tags.fit_options:
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)

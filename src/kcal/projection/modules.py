@@ -145,14 +145,6 @@ def seeded(seed: int) -> Iterator[None]:
                 torch.mps.set_rng_state(on_mps)
 
 
-def check_projection(projection: Any) -> None:
-    """Raise if ``projection`` is not a name, a TrainedProjection (recognised by its checkpoints) or an nn.Module."""
-    is_own = isinstance(projection, nn.Module) or isinstance(getattr(projection, "checkpoints", None), tuple)
-    if not is_own and not (isinstance(projection, str) and projection in BUILT_IN):
-        expected = f"must be {', '.join(map(repr, BUILT_IN))}, a TrainedProjection or an nn.Module"
-        raise InvalidInputError("projection", expected, got=shown(projection))
-
-
 def needs_training(projection: Any) -> bool:
     """Return whether a ``projection`` parameter asks for training: an architecture, or a module that is not frozen."""
     if isinstance(projection, nn.Module):

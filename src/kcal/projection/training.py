@@ -26,6 +26,7 @@ from kcal.kernels import LeaveOutLoss, sorted_support
 from kcal.modes import with_gradients
 from kcal.progress import progress_bar
 from kcal.projection.modules import (
+    BUILT_IN,
     UNTRAINED,
     NormalisedReduction,
     ResidualProjection,
@@ -37,7 +38,7 @@ from kcal.projection.modules import (
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
 from kcal.samples import Samples, check_samples
 from kcal.threads import threads_for
-from kcal.validation import check_matrix, check_seed, row_fingerprints
+from kcal.validation import check_matrix, check_seed, row_fingerprints, shown
 
 Backward = Callable[[torch.Tensor], None]
 Index = NDArray[np.int64]
@@ -99,6 +100,14 @@ class TrainedProjection:
     def __repr__(self) -> str:
         name = type(self.module).__name__
         return f"TrainedProjection({name}, steps={self.steps[-1]}, checkpoints={len(self.checkpoints)})"
+
+
+def check_projection(projection: Any) -> None:
+    """Raise if ``projection`` is not a name, a TrainedProjection or an nn.Module."""
+    is_name = isinstance(projection, str) and projection in BUILT_IN
+    if not is_name and not isinstance(projection, TrainedProjection | nn.Module):
+        expected = f"must be {', '.join(map(repr, BUILT_IN))}, a TrainedProjection or an nn.Module"
+        raise InvalidInputError("projection", expected, got=shown(projection))
 
 
 @with_gradients()

@@ -97,7 +97,8 @@ def _contents(model: ServedModel, summary: Summary, label: str | None) -> dict[s
         facts["feedback"] = ", ".join(f"{n:,} {status}" for status, n in learner.counts.items() if n) or "none yet"
         if learner.n_other_versions:
             facts["samples of other networks in the store"] = f"{learner.n_other_versions:,}; not followed"
-    expected: Any = getattr(predictor.calibrator, "prior_", None)
+    calibrator: Any = predictor.calibrator
+    expected: Any = calibrator.prior_ if calibrator.tags.has_prior else None
     differing: Any = [] if summary.frequencies is None else np.argsort(-np.abs(summary.frequencies.prior - expected))
     counts = np.histogram(summary.evidence, bins=10, range=(0.0, 1.0))[0]
     return {
