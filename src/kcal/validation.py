@@ -104,9 +104,8 @@ def _numbers_of_one_type(numbers: list[Any], name: str) -> NDArray[Any]:
     try:
         exact = np.array(integers, dtype=np.int64 if max(integers) < 2**63 else np.uint64)
     except OverflowError as error:
-        got = shown(numbers)
         expected = "must be numbers of up to 64 bits, not negative beside 2**63 or more"
-        raise InvalidInputError(name, expected, got=got, remedy=f"Pass them as text, {name}.astype(str).") from error
+        raise InvalidInputError(name, expected, got=shown(numbers), remedy="Pass them as text.") from error
     others = np.array([number for number in numbers if not isinstance(number, Integral)], dtype=np.float64)
     if not np.isfinite(others).all():
         return array  # missing entries, which most callers raise for
@@ -505,25 +504,20 @@ def of_one_type(arrays: list[NDArray[Any]], name: str = "labels") -> list[NDArra
 
     Whole numbers that are floats become integers beside integers.
     """
+    floats, integers = ([array for array in arrays if array.dtype.kind in kinds] for kinds in ("f", "iu"))
     kinds = {array.dtype.kind for array in arrays} - {"b"}
     if len(kinds) < 2 or not kinds <= set("iuf"):
         return arrays
-    floats = [array for array in arrays if array.dtype.kind == "f"]
-    integers = [array for array in arrays if array.dtype.kind in "iu"]
     lowest = min(int(array.min(initial=0)) for array in integers)
     highest = max(int(array.max(initial=0)) for array in integers)
-    if any((array % 1 != 0).any() for array in floats):
-        if -MAX_EXACT_INTEGER <= lowest <= highest <= MAX_EXACT_INTEGER:
-            return arrays
-        raise InvalidInputError(name, "must be integers beside integers above 2**53", got="floats with fractions")
-    if any((np.abs(array) > MAX_EXACT_INTEGER).any() for array in floats):
-        got, remedy = "floats above 2**53, which are rounded", f"Pass {name} as integers from the start."
-        raise InvalidInputError(name, "must be integers beside integers", got=got, remedy=remedy)
-    if highest < 2**63:
-        return [array.astype(np.int64) for array in arrays]
-    if min(lowest, *(int(array.min(initial=0)) for array in floats), 0) < 0:
+    has_fractions = any((array % 1 != 0).any() for array in floats)
+    if has_fractions and max(-lowest, highest) <= MAX_EXACT_INTEGER:
+        return arrays
+    if has_fractions or any((np.abs(array) > MAX_EXACT_INTEGER).any() for array in floats):
+        raise InvalidInputError(name, "must be integers if some are above 2**53, which floats round", got="floats too")
+    if highest >= 2**63 and min(lowest, *(float(array.min(initial=0)) for array in floats), 0) < 0:
         raise InvalidInputError(name, "must not have negative numbers beside numbers of 2**63 or more")
-    return [array.astype(np.uint64) for array in arrays]
+    return [array.astype(np.int64 if highest < 2**63 else np.uint64) for array in arrays]
 
 
 def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labels") -> NDArray[np.int64]:
