@@ -126,7 +126,7 @@ def check_measuring(shared: Mapping[str, Any], files: tuple[Path | None, ...]) -
     report, useless = shared["report"], ("confidence", "resamples", "seed", "groups")
     given = ", ".join(f"--{name}" for name in useless if shared[name] is not None)
     check_options(
-        (shared["pictures"] and not report, "--pictures is about the report; give --report FOLDER too."),
+        (shared["figures"] and not report, "--figures is about the report; give --report FOLDER too."),
         (shared["no_intervals"] and given, f"{given} would have no effect with --no-intervals."),
     )
     if report is not None:
@@ -319,7 +319,7 @@ def measure(
                 groups=outputs.groups,
                 by=by,
                 sources=facts,
-                limit=shared["pictures"] or 20,
+                limit=shared["figures"] or 20,
                 settings={} if confidence is None else {name: f"{value:,}" for name, value in resampling.items()},
             )
     return Result(figures, lambda: show_evaluations(evaluations, subgroups, page))
