@@ -66,7 +66,7 @@ Loader = Callable[[Index], Callable[[], torch.Tensor]]
 """Maps rows to a function that loads their embeddings in an actor."""
 QUERY_ROWS = 8_192
 """Queries that are sent to the shards at once."""
-NEAREST = 1e-5
+NARROW_SHARE = 1e-5
 """Share of the spread of the points that is so narrow a bandwidth that only the nearest points count."""
 
 
@@ -468,7 +468,7 @@ class ShardedSupport:
         unreached = torch.isneginf(sums.offsets)
         some = unreached.any(dim=0).nonzero().squeeze(1)
         if kernel.is_compact and len(some):
-            narrow = NEAREST * self.mean_square**0.5
+            narrow = NARROW_SHARE * self.mean_square**0.5
             shadow = None if hidden is None else hidden._replace(keys=hidden.keys[some])
             nearest = self._added(queries[some], [narrow], "rbf", shadow)
             where = unreached[:, some][:, None]

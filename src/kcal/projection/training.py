@@ -301,7 +301,7 @@ def _train_paper(
                 assert calibration is not None
                 loss = _leave_out_loss(module, calibration, recipe.bandwidth)
             scheduler.step(loss)
-            if descent.learning_rate < recipe.least_learning_rate:
+            if descent.learning_rate < recipe.min_learning_rate:
                 break
     return Checkpoint(descent.n_steps, frozen_copy(module, embeddings), descent.curve())
 
