@@ -318,7 +318,7 @@ class CalibratedClassifier(nn.Module):
         calibrator, reference = load_with_network(path)
         classifier = cls(network, calibrator, **options)
         if reference is None:
-            message = f"{path} does not say which network it belongs to, so that a wrong one is not noticed."
+            message = f"{path} does not say which network it belongs to: a wrong one is not noticed."
             warn(message, NetworkWarning, remedy="Write it with CalibratedClassifier.save.")
         else:
             check_pair(reference, network_reference(classifier.network, None), path)

@@ -42,7 +42,7 @@ def smooth_calibration_error(
     """Smooth ECE: the σ at which ∫₀¹ |(1/n)·Σ_i K_σ(t, z_i)·(o_i − z_i)| dt = σ.
 
     z_i is the prediction of the event, o_i is 1 if it occurred, and K_σ is the Gaussian kernel reflected at
-    0 and 1, K_σ(t, z) = Σ_m φ_σ(t − z − 2m) + φ_σ(t + z − 2m). The integral falls as σ grows, so that
+    0 and 1, K_σ(t, z) = Σ_m φ_σ(t − z − 2m) + φ_σ(t + z − 2m). The integral falls as σ grows:
     exactly one width equals it: there is no bandwidth to choose (Błasiok and Nakkiran, "Smooth ECE", ICLR 2024).
 
     Parameters
@@ -368,6 +368,6 @@ def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generat
 
 
 def _in_canonical_order(predictions: Predictions) -> Predictions:
-    """Sort the rows, so that neither sums nor random draws depend on their order."""
+    """Sort the rows: then neither sums nor random draws depend on their order."""
     weights = () if predictions.weights is None else (predictions.weights,)
     return predictions.rows(np.lexsort((*weights, predictions.labels, *predictions.probs.T)))

@@ -158,7 +158,7 @@ class CalibrationMonitor:
     tolerance : float
         By how much any probability may be off without an alarm: the guarantee then holds while
         |P(y = k given the prediction and the past) − p_k| is at most the tolerance for every class. A calibration set
-        is finite, so that no calibrator is perfect: with 0, a monitor that watches long enough finds that out.
+        is finite, and no calibrator is perfect: with 0, a monitor that watches long enough finds that out.
 
     Examples
     --------

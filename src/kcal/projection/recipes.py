@@ -28,7 +28,7 @@ MAX_COUNT = 10**7
 AUTO_PASSES, MIN_AUTO_STEPS, MAX_AUTO_STEPS = 40, 20, 400
 """Passes over the training set, and bounds of the steps, of ``steps="auto"``."""
 USUAL_DIMENSION, MANY_CLASSES_DIMENSION, MANY_CLASSES = 32, 128, 1_000
-"""The paper's dimensions, and the number of classes from which on the larger one is taken."""
+"""The paper's dimensions, and the smallest number of classes with the larger one."""
 PUBLISHED_CHANGES: dict[str, dict[str, Any]] = {
     "cifar10": {},
     "cifar100": {},
@@ -57,7 +57,7 @@ class PaperRecipe:
     The published kernel of the training is exp(−‖u‖²/d), which is a ``bandwidth`` b of √½ in exp(−‖u‖²/(2·d·b²)).
     Background and predictions are projected as two batches, each with its own statistics in the batch norm.
 
-    A dimension of "auto" is at most ``max_dimension``, of which "auto" is 32, and 128 from 1,000 classes on.
+    A dimension of "auto" is at most ``max_dimension``, of which "auto" is 32, and 128 with 1,000 classes or more.
 
     With fewer than 2·``predictions`` samples half of them are predicted, so that a background is left; a sample whose
     class has no background in a step is left out of that step.
@@ -106,13 +106,13 @@ class FastRecipe:
 
     ``start="pca"`` begins at the principal axes of the embeddings, in place of random weights. ``unit_length``
     divides embeddings by their length first: a network that fits its training set stretches the embeddings of training
-    samples, so that their length is not comparable with that of new samples. "auto" does so from 16 features on. A
+    samples: their length is not comparable with that of new samples. "auto" does so with 16 features or more. A
     dimension of "auto" is at most ``max_dimension``.
 
     ``steps="auto"`` takes 40 passes over the training set, from 20 to 400 steps.
 
     Checkpoints are kept at the start and at steps, steps/2, steps/4, … ``select="calibration"`` takes the one with
-    the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets; a training
+    the lowest leave-one-out loss on the calibration set: one training serves many calibration sets; a training
     for one calibration set ends after three checkpoints without a lower loss. It lets Π depend on the calibration set
     through a choice among a few, which the theorems do not allow; ``select="last"`` avoids it.
 

@@ -124,7 +124,7 @@ def train_projection(
     seed: int = 0,
     progress: bool | None = None,
 ) -> TrainedProjection:
-    """Train Π on a training set, so that many calibration sets can share it.
+    """Train Π on a training set; many calibration sets can share it.
 
     Parameters
     ----------
@@ -452,7 +452,7 @@ def _is_papers(module: nn.Module) -> TypeGuard[ResidualProjection]:
 def _forward_by_hand(module: ResidualProjection, parts: list[torch.Tensor]) -> tuple[torch.Tensor, Backward]:
     """Do the same for the paper's Π, z = r + V·ELU(r) with r = W·(γ·x̂ + β) + c, in 0.6 of the time.
 
-    γ is multiplied into W, so that the batch takes part in one product forward and one backward.
+    γ is multiplied into W: the batch takes part in one product forward and one backward.
     """
     norm, weight, bend = module.norm, module.reduce.weight, module.bend.weight
     mean, variance, momentum = norm.get_buffer("running_mean"), norm.get_buffer("running_var"), norm.momentum

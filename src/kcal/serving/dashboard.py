@@ -79,9 +79,9 @@ def render_dashboard(service: Service, selected: str | None, label: str | None, 
     )
 
 
-def style_policy(page: str) -> str:
-    """Return the content security policy of a page: nothing but its own style sheet and forms."""
-    match = re.search("<style>(.*?)</style>", page, re.DOTALL)
+def style_policy(html: str) -> str:
+    """Return the content security policy of HTML: nothing but its own style sheet and forms."""
+    match = re.search("<style>(.*?)</style>", html, re.DOTALL)
     digest = b64encode(sha256(match[1].encode() if match else b"").digest()).decode()
     allowed = f"style-src 'sha256-{digest}'; form-action 'self'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; frame-ancestors 'none'"
