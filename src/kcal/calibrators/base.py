@@ -292,6 +292,8 @@ class Tags:
     """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
     has_evidence: bool = False
     """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
+    has_prior: bool = False
+    """Whether ``prior_`` has the class frequencies that predictions assume."""
     has_explanations: bool = False
     """Whether ``explain`` names the most influential calibration samples of a prediction."""
     learns_online: bool = False

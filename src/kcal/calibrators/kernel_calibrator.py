@@ -46,6 +46,7 @@ from kcal.validation import (
     check_integer,
     check_labels,
     collect_classes,
+    of_one_type,
     row_fingerprints,
     shown,
 )
@@ -100,7 +101,9 @@ class KernelCalibrator(Calibrator):
     one builds the model if samples have changed; those of the bandwidth are of the latest model that was built.
     """
 
-    _tags: ClassVar[Tags] = Tags(has_evidence=True, has_explanations=True, learns_online=True, has_support=True)
+    _tags: ClassVar[Tags] = Tags(
+        has_evidence=True, has_prior=True, has_explanations=True, learns_online=True, has_support=True
+    )
     _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
     _known_rows_remedy: ClassVar[str] = ""
@@ -439,7 +442,7 @@ class KernelCalibrator(Calibrator):
         """Raise if labels that are new cannot become classes."""
         new = table.is_new(labels)
         if new.any():
-            check_prior(self.prior, np.append(table.classes, np.unique(labels[new])))
+            check_prior(self.prior, np.concatenate(of_one_type([table.classes, np.unique(labels[new])], name)))
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         """Warn of classes whose last sample has left, where that changes what can be predicted."""

@@ -77,7 +77,7 @@ class Access(HTTPBearer):
         """Raise unless the request shows a token with one of the scopes."""
         origin, is_reading = request.headers.get("origin"), request.method == "GET"
         if not is_reading and origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise HTTPException(403, "requests from web pages of another origin are refused")
+            raise HTTPException(403, "requests from web pages of another origin are rejected")
         service: Service = request.app.state.service
         if service.tokens is None:
             return
@@ -160,7 +160,7 @@ class Direct(APIRoute):
     """A route whose function reads the request itself: FastAPI's parsing would cost as much as the prediction."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what checks the token and answers."""
+        """Return the endpoint, with a check of the token."""
         scopes = SecurityScopes([scope for one in self.dependencies for scope in getattr(one, "scopes", ())])
 
         async def handle(request: Request) -> Response:
@@ -230,7 +230,7 @@ models = APIRouter()
 
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
 async def feedback(request: Request, model: Model) -> dict[str, Any]:
-    """Accept labels, corrections and erasures; they are on disk when this answers."""
+    """Accept labels, corrections and erasures; they are on disk before the response."""
     if model.learner is None:
         raise HTTPException(409, "the service has no store for feedback; start it with --store")
     records = (await read_body(request, lambda body, limit: parse(FeedbackRecords, body, limit))).root
@@ -320,8 +320,8 @@ def dashboard(
 # The application
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answer a request that is refused with one sentence, as clients of the protocol expect it."""
+async def _error_response(request: Request, error: Exception) -> Response:
+    """Return the response to a rejected request: one sentence, as clients of the protocol expect it."""
     if isinstance(error, RequestValidationError):
         error = HTTPException(400, describe(error.errors()))
     assert isinstance(error, StarletteHTTPException)
@@ -395,7 +395,7 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
         app.include_router(models, prefix=prefix)
     app.include_router(service_routes)
     for kind in (StarletteHTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, _error_response)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     if service.tokens is None:  # a web page must not reach the service through a name of its own
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_HOSTS, "[::1]"])
@@ -417,7 +417,7 @@ class Server(uvicorn.Server):
     Attributes
     ----------
     service : Service
-        What answers.
+        The models, and the options of the service.
     failure : str
         Why the server stopped by itself; empty if it did not.
     """
@@ -438,7 +438,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Stop at a signal; uvicorn's own would end the process by the signal after the last answer."""
+        """Stop at a signal; uvicorn's own would end the process by the signal after the last response."""
         self.force_exit, self.should_exit = self.should_exit, True
 
     def _fail(self, message: str) -> None:

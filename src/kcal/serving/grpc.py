@@ -111,13 +111,13 @@ def _typed_contents(given: Any) -> list[Any]:
 
 
 def _handler(service: Service, name: str, method: Callable[[Any], Awaitable[dict[str, Any]]]) -> Any:
-    """Return a method of gRPC: check the token, parse, answer, and turn errors into status codes."""
+    """Return a method of gRPC: check the token, parse, respond, and turn errors into status codes."""
     import grpc
     from google.protobuf.message import DecodeError
 
     types, scopes = message_types(), SCOPES.get(name, ANY_SCOPE)
 
-    async def answer(content: bytes, context: Any) -> Any:
+    async def respond(content: bytes, context: Any) -> Any:
         metadata = dict(context.invocation_metadata() or ())
         kind, _, secret = str(metadata.get("authorization", "")).partition(" ")
         try:
@@ -130,7 +130,7 @@ def _handler(service: Service, name: str, method: Callable[[Any], Awaitable[dict
             code = getattr(grpc.StatusCode, CODES.get(error.status_code, "INTERNAL"))
             await context.abort(code, str(error.detail))
 
-    return grpc.unary_unary_rpc_method_handler(answer, response_serializer=types[f"{name}Response"].SerializeToString)
+    return grpc.unary_unary_rpc_method_handler(respond, response_serializer=types[f"{name}Response"].SerializeToString)
 
 
 @asynccontextmanager
