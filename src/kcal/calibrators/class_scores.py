@@ -160,7 +160,7 @@ def fitted_maps(name: str) -> Any:
 
     def read(calibrator: Any) -> list[Floats]:
         model = calibrator.model_
-        n_padded = (model.get_buffer(next(iter(model.shapes))) >= PADDING).sum(dim=1).tolist()
+        n_padded = (next(model.buffers()) >= PADDING).sum(dim=1).tolist()
         rows = zip(model.get_buffer(name), n_padded, strict=True)
         return [row[: len(row) - n].cpu().numpy() for row, n in rows]
 

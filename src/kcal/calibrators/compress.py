@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -292,16 +292,19 @@ def compress_model(
     if trial.size >= trials.n_samples and trials.changes_nothing:
         return model, trial
     merged, members = merge_samples(trials.samples, trial.size, options)
-    counts: dict[str, Any] = {"n_samples": trials.n_samples, "fewest": int(members.min())}
-    compression = Compression(loss=trial.curve.loss, **counts)
     references, n = model.log_densities, len(model.log_densities)
     if n:  # out-of-fold densities in place of those of single samples; their lengths stay
         densities = trials.log_densities(trial)
         quantiles = np.quantile(densities, (np.arange(n) + 0.5) / n, method="inverted_cdf")
         references = torch.from_numpy(quantiles).to(references.device)
-    config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": trials.n_samples}
-    tensors = {"log_densities": references, "log_lengths": model.log_lengths}
-    return model.with_support(sorted_support(merged)).changed(tensors, n_references=n, **config), trial
+    smaller = model.with_support(
+        sorted_support(merged),
+        bandwidth=trial.curve.bandwidth,
+        compression=Compression(trials.n_samples, int(members.min()), trial.curve.loss),
+        log_densities=references,
+        log_lengths=model.log_lengths,
+    )
+    return smaller, trial
 
 
 # Fewer points

@@ -20,8 +20,8 @@ import torch
 from scipy.special import logsumexp, softmax
 from torch.nn.functional import pad
 
-from kcal.calibrators.base import check_two_parts, fitted
-from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.base import buffer, check_two_parts, fitted
+from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
@@ -267,7 +267,7 @@ class CrossValidation:
         """Return the calibration model of fitted models, with the best penalty and the search."""
         weights, intercepts, search = models[..., :-1], models[..., -1], np.array(self.tried)
         penalties = self.best.penalty._asdict()
-        return DirichletModel.build(weights=weights, intercepts=intercepts, search=search, **penalties)
+        return DirichletModel(weights=weights, intercepts=intercepts, search=search, **penalties)
 
 
 class Rows(NamedTuple):

@@ -274,15 +274,16 @@ def attribute(
 
 def attribute_kcal(model: Any, rows: torch.Tensor, probs: torch.Tensor, k: int) -> Attribution:
     """Return the attribution of the probabilities ``probs``, (n, n_classes) in float64, of ``rows``, (n, h)."""
-    points, even = model.project(rows), model.even_share / probs.shape[1]
+    estimate, even = model.estimate, model.even_share / probs.shape[1]
+    points = estimate.project(rows)
     by_samples = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
     parts = {"smoothing": torch.full_like(probs, even)}
     if model.prior is not None:
-        posteriors = model.prepared.posteriors(points)[0].cpu()
+        posteriors = estimate.prepared.posteriors(points)[0].cpu()
         reached = (posteriors[:, model.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)
         parts["prior"] = torch.where(reached, 0.0, by_samples)
         by_samples = torch.where(reached, by_samples, 0.0)
-    return attribute(Contributions(model.prepared, points), by_samples, k, parts)
+    return attribute(Contributions(estimate.prepared, points), by_samples, k, parts)
 
 
 def explain_rows(
@@ -298,7 +299,7 @@ def explain_rows(
     """Return the explanation of the predictions of a model for embeddings and logits; ``samples`` are its support."""
     estimate = model.estimate
     probs = model.in_blocks(embeddings, logits).exp().cpu().double()
-    step = BLOCK_ENTRIES // (min(k, len(estimate.points)) * estimate.config["n_features"])
+    step = BLOCK_ENTRIES // (min(k, len(estimate.points)) * estimate.n_features)
     step = max(min(BLOCK_ROWS, step), 1)
     blocks = [slice(start, start + step) for start in range(0, len(probs), step)]
     found: list[Attribution] = []

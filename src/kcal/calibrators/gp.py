@@ -27,9 +27,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import buffer, fitted
 from kcal.calibrators.class_scores import average_ties, rank_of_label, sort_classes, unsort_classes
-from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.errors import MissingExtraError
 from kcal.progress import progress_bar
@@ -196,7 +196,7 @@ class GaussianProcessCalibration(LogitCalibrator):
         labels = scores, rank_of_label(order, samples.codes), torch.from_numpy(samples.weights)
         posterior = fit_posterior(*labels, torch.from_numpy(inducing), self.representation, self.progress)
         variance, lengthscale = (posterior.pop(f"log_{name}").exp()[0] for name in ("variance", "lengthscale"))
-        return GaussianProcessModel.build(
+        return GaussianProcessModel(
             inducing=inducing,
             whitening=whitening_matrix(torch.from_numpy(inducing), variance, lengthscale),
             normals=standard_normals(int(self.samples), samples.n_classes, int(self.seed)),

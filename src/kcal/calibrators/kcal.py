@@ -25,6 +25,7 @@ from kcal.calibrators.base import (
     Tags,
     Tensors,
     fitted,
+    option,
 )
 from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, select_one_se
 from kcal.calibrators.explain import Attribution, attribute_kcal
@@ -36,7 +37,8 @@ from kcal.calibrators.fit_warnings import (
     warn_untrained,
 )
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import KernelModel, compares_lengths, example_rows
+from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, SupportModel, example_rows
+from kcal.calibrators.logits import required
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.errors import BandwidthWarning, InvalidInputError
@@ -68,6 +70,7 @@ from kcal.projection import (
     find_projection,
     frozen_copy,
     get_recipe,
+    ignores_length,
     needs_training,
     project,
 )
@@ -98,58 +101,29 @@ LOWEST_LOG_PROB = -1e8
 """Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
 
 
-class KCalModel(KernelModel):
-    """Class probabilities from a kernel density estimate.
+class KCalModel(SupportModel):
+    """Class probabilities from a kernel density estimate."""
 
-    Parameters
-    ----------
-    smoothing : float, optional
-        Share of the probability that is spread evenly over the classes; 1/(n + 2) of n samples by default.
-    has_prior : bool
-        Whether class frequencies of deployment are given.
-    inputs : "embeddings" or "logits"
-        What the projection works on: embeddings, or the log-softmax of logits.
-    """
+    smoothing: float | None = option(None)
+    inputs: str = option("embeddings")  # what the projection works on; of "logits" the log-softmax
 
-    frequencies: torch.Tensor  # (n_classes,), of the calibration set
-    prior: torch.Tensor | None  # (n_classes,), of deployment
-
-    def __init__(
-        self,
-        *,
-        n_classes: int,
-        smoothing: float | None = None,
-        has_prior: bool = False,
-        inputs: str = "embeddings",
-        **config: Any,
-    ) -> None:
-        super().__init__(n_classes=n_classes, smoothing=smoothing, has_prior=has_prior, inputs=inputs, **config)
-        if smoothing is not None:
-            check_number(smoothing, "smoothing", minimum=0, maximum=1)
-        self.even_share = 1 / (self.n_samples + 2) if smoothing is None else smoothing
-        self.takes_logits = inputs == "logits"
-        self.declare(frequencies=(n_classes,))
-        self.declare_if(has_prior, prior=(n_classes,))
-
-    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes)."""
-        return self.log_probs(self.class_sums(self.rows(embeddings, logits)))
-
-    def with_evidence(
-        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
-        rows = self.rows(embeddings, logits)
-        sums = self.class_sums(rows)
-        return self.log_probs(sums), self.evidence(sums, rows)
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        if self.smoothing is not None:
+            check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
+        self.even_share = 1 / (self.estimate.n_samples + 2) if self.smoothing is None else self.smoothing
 
     def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return what the projection works on, (n, h)."""
-        if not self.takes_logits:
+        if self.inputs != "logits":
             return super().rows(embeddings)
-        if logits is None:
-            raise InvalidInputError("logits", "are needed by this module", got="None")
-        return bounded_log_softmax(unchecked_logits(logits, "logits"))
+        return bounded_log_softmax(unchecked_logits(required(logits, "logits"), "logits"))
+
+    def log_probs(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), of class sums."""
+        return self.corrected(sums.posteriors()[0]).log()
 
     def attribute(
         self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
@@ -157,25 +131,21 @@ class KCalModel(KernelModel):
         """Return the shares of samples in the probabilities ``probs`` of rows."""
         return attribute_kcal(self, self.rows(embeddings, logits), probs, k)
 
-    def log_probs(self, sums: ClassSums) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes), of class sums."""
-        return self.corrected(sums.posteriors()[0]).log()
-
     def corrected(self, posteriors: torch.Tensor) -> torch.Tensor:
         """Return posteriors, (n, n_classes), corrected for the prior and smoothed."""
         return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.even_share)
 
     def leave_one_out_probs(self, groups: torch.Tensor | None) -> torch.Tensor:
         """Return probabilities of each support sample given the others (other groups), in the order of the fit."""
-        kernel = get_kernel(self.kernel)
-        return self.corrected(leave_out_posteriors(self.support, self.bandwidth, kernel=kernel, keys=groups))
+        estimate, kernel = self.estimate, get_kernel(self.estimate.kernel)
+        return self.corrected(leave_out_posteriors(estimate.support, estimate.bandwidth, kernel=kernel, keys=groups))
 
     def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
         """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
-        support = self.support
+        support = self.estimate.support
         rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
         rule = leave_out_rule(support, groups).select(rows)
-        probs = self.corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
+        probs = self.corrected(self.estimate.prepared.posteriors(support.points[rows], leave_out=rule)[0])
         codes = support.codes[rows]
         log_weights = torch.zeros(len(rows)) if support.log_weights is None else support.log_weights[rows].cpu()
         shares = torch.softmax(log_weights.double(), dim=0)
@@ -288,8 +258,8 @@ class KCal(KernelCalibrator):
 
     _model_class = KCalModel
     _stored_records = (*KernelCalibrator._stored_records, FastRecipe, PaperRecipe, TrainingCurve)
-    projection_ = fitted("projection")
-    compression_ = fitted("compression")
+    projection_ = fitted("estimate.projection")
+    compression_ = fitted("estimate.compression")
     projection: Any = "residual"
     dimension: int | str = "auto"
     recipe: str | Recipe = "fast"
@@ -372,7 +342,7 @@ class KCal(KernelCalibrator):
         fit = Fit.of(
             model,
             samples,
-            bandwidth_record(samples, len(samples), model.bandwidth, *chosen),
+            bandwidth_record(samples, len(samples), model.estimate.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
         )
         self.training_curve_ = training_curve
@@ -421,19 +391,19 @@ class KCal(KernelCalibrator):
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         fit = self._latest()
-        model, curve = fit.model, fit.curve
+        estimate, curve = fit.model.estimate, fit.curve
         groups = None if fit.samples is None else fit.samples.keys()
         unit = "one" if groups is None else "one-group"
-        loss = model.leave_one_out_score(groups)[1] if curve is None else curve.loss
+        loss = fit.model.leave_one_out_score(groups)[1] if curve is None else curve.loss
         name = (
             f"leave-{unit}-out log-loss"
             if curve is None or curve.n_folds is None
             else f"log-loss over {curve.n_folds} folds"
         )
         return {
-            "support": f"{len(model.points):,} {model.compression or 'samples'}",
-            "dimension": f"{self.n_features_in_:,} → {model.dimension:,}",
-            "bandwidth": f"{model.bandwidth:.4g}",
+            "support": f"{len(estimate.points):,} {estimate.compression or 'samples'}",
+            "dimension": f"{self.n_features_in_:,} → {estimate.dimension:,}",
+            "bandwidth": f"{estimate.bandwidth:.4g}",
             name: f"{loss:.4f}",
         }
 
@@ -505,24 +475,23 @@ class KCal(KernelCalibrator):
         projection, training_curve = self._find_projection(samples, training, keys, choice)
         points = replace(samples, embeddings=project(projection, samples.embeddings))
         bandwidth, curve = choice.choose(sorted_support(points), kernel=kernel, keys=keys, progress=self.progress)
-        model = KCalModel.of(
+        estimate = KernelModel.from_samples(
             projection,
             points,
-            samples.embeddings.shape[1],
-            compares_lengths=compares_lengths(projection, samples),
+            compares_lengths=ignores_length(projection, samples.embeddings[samples.counted[:COMPARED_ROWS]]),
+            n_features=samples.embeddings.shape[1],
             bandwidth=bandwidth,
             kernel=kernel.name,
-            smoothing=None if self.smoothing is None else float(self.smoothing),
-            inputs=self.inputs,
-            **self._class_state(samples),
         )
+        smoothing = None if self.smoothing is None else float(self.smoothing)
+        options = {"smoothing": smoothing, "inputs": self.inputs}
+        model = KCalModel(estimate=estimate, **options, **self._class_frequencies(samples))
         return model, training_curve, curve
 
-    def _class_state(self, samples: Samples) -> dict[str, Any]:
+    def _class_frequencies(self, samples: Samples) -> dict[str, torch.Tensor | None]:
         """Return the class frequencies of samples and of deployment, as buffers of the model."""
         prior = check_prior(self.prior, samples.classes)
-        tensors = {"frequencies": torch.from_numpy(samples.frequencies()), "prior": prior}
-        return {"tensors": tensors, "has_prior": prior is not None}
+        return {"frequencies": torch.from_numpy(samples.frequencies()), "prior": prior}
 
     def _find_projection(
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None, choice: BandwidthChoice
@@ -568,7 +537,8 @@ class KCal(KernelCalibrator):
         """Return the fit at a given bandwidth, at that of the power law of earlier searches, or of a new search."""
         support = sorted_support(samples)
         record, curve, is_due = self._next_bandwidth(fit, samples, support, n_updates, search=search)
-        model = fit.model.with_support(support, bandwidth=record.bandwidth, **self._class_state(samples))
+        estimate = fit.model.estimate.with_support(support, bandwidth=record.bandwidth)
+        model = fit.model.changed(estimate=estimate, **self._class_frequencies(samples))
         history = with_record(fit.history, record)
         return replace(fit, model=model, history=history, curve=curve, is_search_due=is_due)
 
@@ -633,14 +603,14 @@ class KCal(KernelCalibrator):
         cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
     ) -> dict[str, nn.Module]:
         super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
-        architecture = config["projection"]
+        architecture = config["estimate"]["projection"]
         if (architecture == OWN_MODULE) != ("projection" in parts):
             expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
             if architecture == OWN_MODULE:
                 expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
                 remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
             raise LoadArgumentError("projection", expected, remedy=remedy)
-        return {"module": frozen_copy(parts["projection"], tensors["points"])} if "projection" in parts else {}
+        return {name: frozen_copy(module, tensors["estimate.points"]) for name, module in parts.items()}
 
     def _stored_parameters(self) -> dict[str, Any]:
         stored = super()._stored_parameters()
@@ -649,7 +619,7 @@ class KCal(KernelCalibrator):
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
         parameters = super()._read_parameters(stored, model)
-        own = {"projection": model.projection} if stored["projection"] == OWN_MODULE else {}
+        own = {"projection": model.estimate.projection} if stored["projection"] == OWN_MODULE else {}
         return parameters | own
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

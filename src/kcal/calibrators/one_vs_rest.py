@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import buffer, fitted, option
 from kcal.calibrators.class_scores import (
     FitMap,
     fit_maps,
@@ -33,7 +33,7 @@ from kcal.calibrators.class_scores import (
     places,
     rounded_log_odds,
 )
-from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.samples import Floats, Samples, stratified_folds
@@ -62,7 +62,7 @@ def one_vs_rest(calibrator: Any, samples: Samples, fit_map: FitMap, *, scale: bo
         scores = rounded_log_odds(scaled(samples.logits, **options)).numpy()
         hits = samples.codes[:, None] == np.arange(samples.n_classes)
         tables = fit_maps(fit_map, scores, hits, samples.weights, shared=shared)
-        model: LogitModel = calibrator._model_class.build(**tables, **options)
+        model: LogitModel = calibrator._model_class(**tables, **options)
         return model
 
     if calibrator.maps != "auto" or len(samples) < 2 * FOLDS:
@@ -85,7 +85,7 @@ def scaled(log_probs: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
 
 def fitted_sharing() -> Any:
     """Declare a fitted attribute: "class" if every class has a map of its own, "shared" if there is one for all."""
-    return property(lambda calibrator: "shared" if calibrator.model_.config["n_maps"] == 1 else "class")
+    return property(lambda calibrator: "shared" if calibrator.model_.sizes["n_maps"] == 1 else "class")
 
 
 class LogisticModel(LogitModel):
@@ -360,10 +360,7 @@ class BinnedModel(LogitModel):
 
     edges: torch.Tensor = buffer("n_maps", "n_edges")
     values: torch.Tensor = buffer("n_maps", "n_bins")
-
-    def __init__(self, *, temperature: float = 1.0, **config: Any) -> None:
-        super().__init__(temperature=temperature, **config)
-        self.temperature = temperature
+    temperature: float = option(1.0)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""

@@ -10,7 +10,7 @@ m is a network of two hidden layers; its input x is the sorted row (oi), or the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import expm1, inf, log
@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import Tags, check_two_parts, fitted
+from kcal.calibrators.base import Tags, Tensors, check_two_parts, fitted, load_tensors, option, submodule
 from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
@@ -55,17 +55,34 @@ class OrderChoice(NamedTuple):
     log_loss: float
 
 
+def best_choice(choices: Sequence[OrderChoice]) -> OrderChoice:
+    """Return the choice of the lowest loss."""
+    return min(choices, key=lambda choice: choice.log_loss)
+
+
 class OrderPreservingModel(LogitModel):
     """The map of a sorted row of the best form and width; ``choices`` are all that were tried."""
 
     ignores_class_order: ClassVar[bool] = True
+    choices: tuple[OrderChoice, ...] = option()
+    n_folds: int = option()
+    n_classes: int = option()
+    map: nn.Module = submodule(nn.Module)
 
-    def __init__(self, *, choices: Sequence[Any], n_folds: int, n_classes: int, **config: Any) -> None:
-        super().__init__(choices=choices, n_folds=n_folds, n_classes=n_classes, **config)
-        self.choices = tuple(OrderChoice(*choice) for choice in choices)
-        self.best = min(self.choices, key=lambda choice: choice.log_loss)
-        is_density = self.best.form == "diag"
-        self.map: nn.Module = DensityMap() if is_density else GapNetwork(n_folds, n_classes, self.best.width)
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.choices = tuple(OrderChoice(*choice) for choice in self.choices)
+        self.best = best_choice(self.choices)
+
+    @classmethod
+    def _restore_part(
+        cls, name: str, config: Mapping[str, Any], tensors: Tensors, modules: Mapping[str, nn.Module]
+    ) -> nn.Module:
+        best = best_choice([OrderChoice(*choice) for choice in config["choices"]])
+        with torch.device("meta"):
+            is_density = best.form == "diag"
+            module = DensityMap() if is_density else GapNetwork(config["n_folds"], config["n_classes"], best.width)
+        return load_tensors(module, tensors)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -75,7 +92,7 @@ class OrderPreservingModel(LogitModel):
 
     def entries_per_row(self) -> int:
         """Return the number of output logits of all folds."""
-        return int(self.config["n_folds"] * self.config["n_classes"])
+        return self.n_folds * self.n_classes
 
     def summary(self) -> dict[str, str]:
         """Return form and width for display."""
@@ -224,10 +241,12 @@ class OrderPreservingCalibration(LogitCalibrator):
                     if loss >= lowest:
                         break
                     lowest = loss
-        sizes = {"n_folds": len(training.parts), "n_classes": samples.n_classes}
-        model = OrderPreservingModel(choices=[list(choice) for choice, _ in trained], **sizes)
-        model.map = min(trained, key=lambda pair: pair[0].log_loss)[1].requires_grad_(False)
-        return model
+        return OrderPreservingModel(
+            choices=[choice for choice, _ in trained],
+            n_folds=len(training.parts),
+            n_classes=samples.n_classes,
+            map=min(trained, key=lambda pair: pair[0].log_loss)[1].requires_grad_(False),
+        )
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""

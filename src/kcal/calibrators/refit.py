@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from kcal.calibrators.base import CalibrationModel, Shapes, fitted
+from kcal.calibrators.base import CalibrationModel, buffer, fitted, submodule
 from kcal.calibrators.logits import (
     MAX_PENALTY,
     LogitCalibrator,
@@ -52,16 +51,10 @@ MAX_FEATURES = 256
 class RidgeModel(CalibrationModel):
     """softmax(b·z + Wᵀe + a), b = (1 + c)/T, of logits or log-probabilities z: a part of other models."""
 
-    shapes: ClassVar[Shapes] = {
-        "factor": (),
-        "penalty": (),
-        "weights": ("n_features", "n_classes"),
-        "bias": ("n_classes",),
-    }
-    factor: torch.Tensor
-    penalty: torch.Tensor
-    weights: torch.Tensor
-    bias: torch.Tensor
+    factor: torch.Tensor = buffer()
+    penalty: torch.Tensor = buffer()
+    weights: torch.Tensor = buffer("n_features", "n_classes")
+    bias: torch.Tensor = buffer("n_classes")
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes)."""
@@ -76,9 +69,7 @@ class RidgeModel(CalibrationModel):
 class RefitModel(LogitModel):
     """The refitted layer."""
 
-    def __init__(self, *, n_features: int, n_classes: int, **config: Any) -> None:
-        super().__init__(n_features=n_features, n_classes=n_classes, **config)
-        self.ridge = RidgeModel(n_features=n_features, n_classes=n_classes)
+    ridge: RidgeModel = submodule(RidgeModel)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -131,9 +122,7 @@ class LastLayerRefit(LogitCalibrator):
         else:
             shares = {float(self.penalty): 1.0}
         point = solve_average(problem, shares, FINE)
-        model = RefitModel(n_features=embeddings.shape[1], n_classes=log_probs.shape[1])
-        model.ridge = axes.model(point, temperature, mean_penalty(shares), log_probs.shape[1])
-        return model
+        return RefitModel(ridge=axes.model(point, temperature, mean_penalty(shares), log_probs.shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +153,7 @@ class PrincipalAxes:
         matrix = self.axes @ torch.from_numpy(point[1:]).view(-1, n_classes)
         weights = matrix[:-1] / self.scale
         bias, factor = matrix[-1] - self.mean @ weights, float(1 + point[0]) / temperature
-        return RidgeModel.build(factor=factor, penalty=penalty, weights=weights, bias=bias)
+        return RidgeModel(factor=factor, penalty=penalty, weights=weights, bias=bias)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.functional import threshold
 
-from kcal.calibrators.base import Tags, fitted
-from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.base import Tags, buffer, fitted
+from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, warn
@@ -93,7 +93,7 @@ class TemperatureScaling(LogitCalibrator):
     temperature_ = fitted("temperature")
 
     def _fit_model(self, samples: Samples) -> TemperatureModel:
-        return TemperatureModel.build(temperature=fit_temperature(samples.logits, samples.codes, samples.weights))
+        return TemperatureModel(temperature=fit_temperature(samples.logits, samples.codes, samples.weights))
 
 
 class EnsembleModel(LogitModel):
@@ -140,7 +140,7 @@ class EnsembleTemperatureScaling(LogitCalibrator):
         codes = torch.from_numpy(samples.codes)
         own = mixture_parts(samples.logits, temperature)[:, torch.arange(len(codes)), codes]  # (3, n)
         weights = fit_mixture(np.exp(own.numpy().T), samples.weights)
-        return EnsembleModel.build(temperature=temperature, weights=weights)
+        return EnsembleModel(temperature=temperature, weights=weights)
 
 
 def mixture_parts(log_probs: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
@@ -242,7 +242,7 @@ class VectorScaling(LogitCalibrator):
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        return DiagonalModel.build(**fit_linear(samples, self.penalty))
+        return DiagonalModel(**fit_linear(samples, self.penalty))
 
 
 class MatrixScaling(LogitCalibrator):
@@ -275,7 +275,7 @@ class MatrixScaling(LogitCalibrator):
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = samples.n_classes * self.penalty
-        return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=penalty))
+        return MatrixModel(**fit_linear(samples, penalty, off_diagonal=penalty))
 
 
 class StructuredMatrixScaling(LogitCalibrator):
@@ -310,7 +310,7 @@ class StructuredMatrixScaling(LogitCalibrator):
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = 2.0 * samples.n_classes * self.penalty
         off_diagonal = penalty * (samples.n_classes - 1)
-        return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=off_diagonal, structured=True))
+        return MatrixModel(**fit_linear(samples, penalty, off_diagonal=off_diagonal, structured=True))
 
 
 class StructuredVectorScaling(LogitCalibrator):
@@ -337,7 +337,7 @@ class StructuredVectorScaling(LogitCalibrator):
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        return DiagonalModel.build(**fit_linear(samples, 2.0 * samples.n_classes * self.penalty, structured=True))
+        return DiagonalModel(**fit_linear(samples, 2.0 * samples.n_classes * self.penalty, structured=True))
 
 
 def fit_linear(

@@ -57,15 +57,15 @@ def fit_temperature(log_probs: torch.Tensor, codes: Index, weights: Floats) -> f
     return exp(min(candidates, key=lambda place: -_log_density(log_probs, codes, weights, place)))
 
 
-def scaled_network(log_probs: torch.Tensor, codes: Index, weights: Floats) -> tuple[float, float]:
-    """Return ν and T of the network's part in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior.
+def scaled_network(log_probs: torch.Tensor, codes: Index, weights: Floats) -> dict[str, float]:
+    """Return ν and T in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior, by their names.
 
     ν = max(1 − (n/300)³, 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
     still expected about once in n + 2, and of the classes that the scaled network finds likely.
     """
     n, (descending, order) = len(codes), sort_classes(log_probs)  # sorted, so that the order of classes plays no part
     temperature = fit_temperature(descending, rank_of_label(order, codes).numpy(), weights)
-    return max(1 - (n / ENOUGH) ** 3, 1 / (n + 2)), temperature
+    return {"network_share": max(1 - (n / ENOUGH) ** 3, 1 / (n + 2)), "network_temperature": temperature}
 
 
 def _log_density(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.base import CalibrationModel
+from kcal.calibrators.base import CalibrationModel, buffer
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
 
 Index = NDArray[np.int64]
@@ -52,15 +52,10 @@ class OtherSamples:
 class NetworkModel(CalibrationModel):
     """f: the average over temperatures and over factors of the classes."""
 
-    temperatures: torch.Tensor
-    temperature_weights: torch.Tensor  # u
-    factors: torch.Tensor  # c, (n_strengths, n_classes)
-    factor_weights: torch.Tensor  # v
-
-    def __init__(self, *, n_temperatures: int, n_strengths: int, n_classes: int) -> None:
-        super().__init__(n_temperatures=n_temperatures, n_strengths=n_strengths, n_classes=n_classes)
-        self.declare(temperatures=(n_temperatures,), temperature_weights=(n_temperatures,))
-        self.declare(factors=(n_strengths, n_classes), factor_weights=(n_strengths,))
+    temperatures: torch.Tensor = buffer("n_temperatures")
+    temperature_weights: torch.Tensor = buffer("n_temperatures")  # u
+    factors: torch.Tensor = buffer("n_strengths", "n_classes")  # c
+    factor_weights: torch.Tensor = buffer("n_strengths")  # v
 
     @property
     def temperature(self) -> float:
@@ -124,8 +119,7 @@ def fit_network(
     kept = posterior > NEGLIGIBLE
     totals = [others.weights @ values for values in (counted, scaled)]
     of_all = (totals[0] + STRENGTHS[kept, None]) / (totals[1] + STRENGTHS[kept, None])
-    sizes = {"n_temperatures": len(temperatures), "n_strengths": len(of_all), "n_classes": log_probs.shape[1]}
-    model = NetworkModel(**sizes).fill(
+    model = NetworkModel(
         temperatures=temperatures,
         temperature_weights=weights[0],
         factors=of_all,
