@@ -21,6 +21,8 @@ TIE_TOLERANCE = 1e-9
 """Log-probabilities that differ by no more are tied, so that rounding decides nothing."""
 LOG_ODDS_DECIMALS = 9
 """Log-odds are rounded to so many decimals: rounding errors of a shifted row neither make nor break a tie."""
+MIN_LOG_PROB = -1e5
+"""Scores of masked classes are clipped here: beside greater numbers the gaps of the others would be rounded away."""
 PADDING = 1e18
 """A bound above all scores, at the ends of shorter rows of a table: files hold no infinities."""
 

@@ -32,8 +32,8 @@ from kcal.calibrators.one_vs_rest import bin_rates
 from kcal.samples import Floats, Samples
 from kcal.validation import check_choice, check_integer, parameter
 
-FORMS = ("shared", "classwise", "top")
-MAX_STEPS = 200
+IMAX_FORMS = ("shared", "classwise", "top")
+MAX_ALTERNATIONS = 200
 CANDIDATES = 4
 MAX_SEEDED = 2**16
 """Seeds are drawn from at most so many scores, at evenly spaced ranks."""
@@ -93,7 +93,7 @@ class IMaxBinning(LogitCalibrator):
     _model_class = IMaxModel
     boundaries_ = fitted_maps("boundaries")
     rates_ = fitted_maps("rates")
-    form: str = parameter("shared", check_choice, choices=FORMS)
+    form: str = parameter("shared", check_choice, choices=IMAX_FORMS)
     bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
 
     @property
@@ -124,7 +124,7 @@ def find_boundaries(log_odds: Floats, weights: Floats, n_bins: int, generator: n
     scores, weights = np.clip(log_odds[order], -MAX_LOG_ODDS, MAX_LOG_ODDS), weights[order]
     positive, negative = weights * expit(scores), weights * expit(-scores)  # both exact in their own tail
     boundaries = boundaries_between(draw_seeds(scores, weights, n_bins, generator))
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_ALTERNATIONS):
         edges = np.concatenate([[0], np.searchsorted(scores, boundaries, side="left"), [len(scores)]])
         ones, zeros = _sums(positive, edges), _sums(negative, edges)
         empty = (ones + zeros) == 0

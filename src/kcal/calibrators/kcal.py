@@ -27,8 +27,8 @@ from kcal.calibrators.base import (
     fitted,
     option,
 )
-from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, select_one_se
-from kcal.calibrators.explain import Attribution, attribute_kcal
+from kcal.calibrators.compress import MAX_SUPPORT_SIZE, SIZE_FOLDS, CompressionOptions, select_one_se
+from kcal.calibrators.explain import attribute
 from kcal.calibrators.fit_warnings import (
     too_few_samples,
     warn_missing_classes,
@@ -47,6 +47,7 @@ from kcal.kernels import (
     BandwidthChoice,
     BandwidthCurve,
     ClassSums,
+    Contributions,
     LeaveOutLoss,
     SortedSupport,
     get_kernel,
@@ -89,14 +90,14 @@ from kcal.validation import (
     unchecked_logits,
 )
 
-Index = NDArray[np.int64]
-
 MAX_SCORED = 1_000
 """Samples by which the leave-one-out accuracy is estimated, at most."""
 MAX_COMPARED = 6_000
 """Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 MAX_ALONE = 0.3
 """Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
+ROUNDING = 1e-15
+"""Relative difference of a probability and its logarithm's exponential."""
 LOWEST_LOG_PROB = -1e8
 """Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
 
@@ -127,9 +128,17 @@ class KCalModel(SupportModel):
 
     def attribute(
         self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
-    ) -> Attribution:
-        """Return the shares of samples in the probabilities ``probs`` of rows."""
-        return attribute_kcal(self, self.rows(embeddings, logits), probs, k)
+    ) -> dict[str, Any]:
+        """Return the shares of samples, smoothing and prior in ``probs``, (n, n_classes) in float64, of rows."""
+        points, even = self.estimate.project(self.rows(embeddings, logits)), self.even_share / probs.shape[1]
+        by_samples = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
+        parts = {"smoothing": torch.full_like(probs, even)}
+        if self.prior is not None:
+            posteriors = self.estimate.prepared.posteriors(points)[0].cpu()
+            reached = (posteriors[:, self.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)
+            parts["prior"] = torch.where(reached, 0.0, by_samples)
+            by_samples = torch.where(reached, by_samples, 0.0)
+        return attribute(Contributions(self.estimate.prepared, points), by_samples, k, parts)
 
     def corrected(self, posteriors: torch.Tensor) -> torch.Tensor:
         """Return posteriors, (n, n_classes), corrected for the prior and smoothed."""
@@ -271,7 +280,7 @@ class KCal(KernelCalibrator):
     bandwidth_exponent: float | None = parameter(None, check_number, minimum=-1, maximum=0)
     smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     support: str = parameter("all", check_choice, choices=("all", "merged"))
-    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_POINTS)
+    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_SUPPORT_SIZE)
     training_curve_: TrainingCurve | None = field(init=False)
     _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
 
@@ -591,7 +600,7 @@ class KCal(KernelCalibrator):
             min_cluster_size=self.min_cluster_size,
             seed=self.seed,
             progress=self.progress,
-            n_folds=self.folds or FOLDS,
+            n_folds=self.folds or SIZE_FOLDS,
             fixed_bandwidth=self.bandwidth != "cv",
         )
         return self._compressed(fit, select_one_se, options)

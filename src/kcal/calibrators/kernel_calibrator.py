@@ -322,13 +322,11 @@ class KernelCalibrator(Calibrator):
 
     def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
         """Return the fit with a smaller support; the same one if that has all samples."""
-        complete = fit.complete
-        if groups is not None:
-            groups = check_groups(groups, len(complete.estimate.points))
-        elif fit.samples is not None:
-            groups = fit.samples.groups
+        complete, samples = fit.complete, fit.samples
+        if groups is not None and samples is not None:
+            samples = replace(samples, groups=check_groups(groups, len(samples)))
         with threads_for(0):
-            estimate, trial = compress_model(complete.estimate, groups, find_size, options)
+            estimate, trial = compress_model(complete.estimate, samples, find_size, options)
         if estimate is complete.estimate:
             return fit
         return replace(fit, model=complete.changed(estimate=estimate), samples=None, curve=trial.curve)

@@ -25,7 +25,7 @@ from kcal.validation import check_integer, check_matrix, parameter, row_fingerpr
 
 SIZES = (4, 8, 16, 32, 64, 128)
 """Values of k that knn compares."""
-WIDTHS = tuple(2.0**power for power in range(-6, 3))
+TAU_WIDTHS = tuple(2.0**power for power in range(-6, 3))
 """Values of τ that knn compares, in units of the median squared distance to the k-th neighbour."""
 BISECTIONS = 50
 MAX_NEIGHBORS = 1_000_000
@@ -111,7 +111,7 @@ class KNNInterpolation(LogitCalibrator):
             return (neighbor_weights(distances[:, :k], weights[places[:, :k]], tau) * agrees[:, :k]).sum(dim=1)
 
         sizes = [k for k in SIZES if k <= n_others] or [n_others]
-        candidates = [(k, width * typical(k)) for k in sizes for width in WIDTHS]
+        candidates = [(k, width * typical(k)) for k in sizes for width in TAU_WIDTHS]
         votes = torch.stack([votes_for_label(k, tau) for k, tau in candidates])
         best, share = best_mixture(network.numpy(), votes.numpy(), samples.weights)
         k, tau = candidates[best]

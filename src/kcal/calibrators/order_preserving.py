@@ -10,10 +10,11 @@ m is a network of two hidden layers; its input x is the sorted row (oi), or the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from math import expm1, inf, log
+from operator import attrgetter, itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch.nn.functional import pad, softplus
 from torch.nn.utils import vector_to_parameters
 
 from kcal.calibrators.base import Tags, Tensors, check_two_parts, fitted, load_tensors, option, submodule
-from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
+from kcal.calibrators.class_scores import MIN_LOG_PROB, places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.calibrators.temperature_prior import fit_temperature
@@ -32,15 +33,13 @@ from kcal.progress import Advance, progress_bar
 from kcal.samples import MAX_FOLDS, Samples
 from kcal.validation import check_choice, check_integer, parameter
 
-WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
+HIDDEN_WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
 """Hidden widths that "auto" tries, by form."""
 MAX_WIDTH, MAX_EPOCHS = 10_000, 100_000
-MIN_LOG_PROB = -1e5
-"""Scores of masked classes are clipped here: beside greater numbers the gaps of the others would be rounded away."""
 N_CELLS = 256
 """Cells of the grid of the density of "diag", which is linear in every cell."""
 BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 256, 5e-3, 5e-4
-MAX_ITERATIONS = 2000
+MAX_DENSITY_ITERATIONS = 2000
 """Of L-BFGS, for "diag"."""
 
 
@@ -55,11 +54,6 @@ class OrderChoice(NamedTuple):
     log_loss: float
 
 
-def best_choice(choices: Sequence[OrderChoice]) -> OrderChoice:
-    """Return the choice of the lowest loss."""
-    return min(choices, key=lambda choice: choice.log_loss)
-
-
 class OrderPreservingModel(LogitModel):
     """The map of a sorted row of the best form and width; ``choices`` are all that were tried."""
 
@@ -72,16 +66,15 @@ class OrderPreservingModel(LogitModel):
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         self.choices = tuple(OrderChoice(*choice) for choice in self.choices)
-        self.best = best_choice(self.choices)
+        self.best = min(self.choices, key=attrgetter("log_loss"))
 
     @classmethod
     def _restore_part(
         cls, name: str, config: Mapping[str, Any], tensors: Tensors, modules: Mapping[str, nn.Module]
     ) -> nn.Module:
-        best = best_choice([OrderChoice(*choice) for choice in config["choices"]])
+        form, width, _ = min(config["choices"], key=itemgetter(2))
         with torch.device("meta"):
-            is_density = best.form == "diag"
-            module = DensityMap() if is_density else GapNetwork(config["n_folds"], config["n_classes"], best.width)
+            module = DensityMap() if form == "diag" else GapNetwork(config["n_folds"], config["n_classes"], width)
         return load_tensors(module, tensors)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
@@ -217,7 +210,7 @@ class OrderPreservingCalibration(LogitCalibrator):
     form_ = fitted("best.form")
     width_ = fitted("best.width")
     choices_ = fitted("choices")
-    form: str = parameter("auto", check_choice, choices=("auto", *WIDTHS))
+    form: str = parameter("auto", check_choice, choices=("auto", *HIDDEN_WIDTHS))
     width: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_WIDTH)
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     epochs: int = parameter(50, check_integer, minimum=1, maximum=MAX_EPOCHS)
@@ -227,8 +220,8 @@ class OrderPreservingCalibration(LogitCalibrator):
         """Train every form, with increasing width as long as that helps."""
         check_two_parts(samples)
         training = Training(samples, int(self.folds), int(self.epochs), int(self.seed))
-        forms = tuple(WIDTHS) if self.form == "auto" else (self.form,)
-        widths = {form: WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
+        forms = tuple(HIDDEN_WIDTHS) if self.form == "auto" else (self.form,)
+        widths = {form: HIDDEN_WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
         per_width = {form: len(training.parts) if form == "diag" else int(self.epochs) for form in forms}
         n_steps = sum(len(widths[form]) * per_width[form] for form in forms)
         trained: list[tuple[OrderChoice, nn.Module]] = []
@@ -373,7 +366,7 @@ class Training:
             return float(loss.detach())
 
         loss, point = loss_of_parameters(evaluate, layers)
-        name, limit = "the density", MAX_ITERATIONS
+        name, limit = "the density", MAX_DENSITY_ITERATIONS
         point = minimise(loss, point, name=name, max_iterations=limit, advice=None, ftol=1e-7, gtol=1e-5)
         vector_to_parameters(torch.from_numpy(point), layers)
         return density().detach()

@@ -30,13 +30,13 @@ from kcal.calibrators.temperature_prior import DEVIATION, fit_temperature
 from kcal.samples import Floats, Index, Samples, random_folds
 from kcal.validation import check_number, parameter
 
-FOLDS = 5
+PENALTY_FOLDS = 5
 MIN_PENALTY = np.finfo(np.float64).tiny
 PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
 """Values of λ, from strong to weak; each fit starts at the one before."""
 PRIOR_STEP = 0.5
 """Logarithm by which a penalty is more probable than the next weaker one, before any sample."""
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE_SHARE = 1e-3
 """Share below which a penalty is left out of the average."""
 MAX_LOSS_RATIO = 1.1
 """Ratio to the lowest out-of-fold loss above which weaker penalties are not tried; the loss may have two minima."""
@@ -44,7 +44,7 @@ MAX_DOUBLE_ENTRIES = 2_000_000
 """Samples × features × classes, above which penalties are compared in single precision: below, that saves nothing."""
 COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
-MAX_FEATURES = 256
+MAX_AXES = 256
 """Principal axes of the embeddings in use, at most."""
 
 
@@ -114,11 +114,11 @@ class LastLayerRefit(LogitCalibrator):
 
     def _fit_model(self, samples: Samples) -> RefitModel:
         embeddings, log_probs, weights = samples.embeddings.double(), samples.logits, samples.weights
-        axes = PrincipalAxes.of(embeddings, weights)
+        axes = PrincipalAxes.from_embeddings(embeddings, weights)
         temperature = fit_temperature(log_probs, samples.codes, weights)
         problem = RidgeProblem(log_probs / temperature, axes.features(embeddings), samples.codes, weights)
         if self.penalty == "cv":
-            shares, _ = cross_fit(problem, random_folds(samples.codes, samples.groups, FOLDS, self.seed))
+            shares, _ = cross_fit(problem, random_folds(samples.codes, samples.groups, PENALTY_FOLDS, self.seed))
         else:
             shares = {float(self.penalty): 1.0}
         point = solve_average(problem, shares, FINE)
@@ -134,7 +134,7 @@ class PrincipalAxes:
     axes: torch.Tensor  # (h + 1, n_features); a rotation keeps the ridge
 
     @classmethod
-    def of(cls, embeddings: torch.Tensor, weights: Floats) -> PrincipalAxes:
+    def from_embeddings(cls, embeddings: torch.Tensor, weights: Floats) -> PrincipalAxes:
         """Return the axes of weighted embeddings, in float64."""
         shares = torch.from_numpy(weights / weights.sum())
         mean = shares @ embeddings
@@ -142,7 +142,7 @@ class PrincipalAxes:
         scale = float((shares @ torch.linalg.vector_norm(centred, dim=1).square()).sqrt()) or 1.0
         features = torch.nn.functional.pad(centred.div_(scale), (0, 1), value=1.0).mul_(shares.sqrt()[:, None])
         axes = torch.linalg.eigh(features.T @ features).eigenvectors
-        return cls(mean, scale, axes[:, -MAX_FEATURES:])
+        return cls(mean, scale, axes[:, -MAX_AXES:])
 
     def features(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return features, (n, n_features), of embeddings, (n, h)."""
@@ -234,10 +234,10 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
         log_weight = (torch.logaddexp(own, of_network) - log(2) if mixed else own) @ weights - PRIOR_STEP * place
         scores.append(out_of_fold)
         log_weights = torch.cat([log_weights, log_weight[None]])
-        if log_weight < min(log_weights.max() + log(NEGLIGIBLE), MAX_LOSS_RATIO * log_weights.max()):
+        if log_weight < min(log_weights.max() + log(NEGLIGIBLE_SHARE), MAX_LOSS_RATIO * log_weights.max()):
             break
     posterior = torch.softmax(log_weights, dim=0)
-    kept = torch.where(posterior > NEGLIGIBLE, posterior, 0.0)
+    kept = torch.where(posterior > NEGLIGIBLE_SHARE, posterior, 0.0)
     shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=False) if share}
     average = torch.tensordot((kept / kept.sum()).to(problem.base), torch.stack(scores), 1)
     return shares, torch.log_softmax(average.double(), dim=1)

@@ -25,11 +25,11 @@ from kcal.errors import ConvergenceWarning, warn
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_number, parameter
 
-MASKED = -1e8
+MASKED_LOG_PROB = -1e8
 """Log-probabilities of a class that is masked out are lower."""
 MAX_GAP = 1e-9
 """The log-loss of fitted mixture weights exceeds the minimum by at most this."""
-MAX_STEPS = 10_000
+MAX_MIXTURE_STEPS = 10_000
 
 
 class IdentityModel(LogitModel):
@@ -139,7 +139,7 @@ class EnsembleTemperatureScaling(LogitCalibrator):
         temperature = fit_temperature(samples.logits, samples.codes, samples.weights)
         codes = torch.from_numpy(samples.codes)
         own = mixture_parts(samples.logits, temperature)[:, torch.arange(len(codes)), codes]  # (3, n)
-        weights = fit_mixture(np.exp(own.numpy().T), samples.weights)
+        weights = fit_ensemble_weights(np.exp(own.numpy().T), samples.weights)
         return EnsembleModel(temperature=temperature, weights=weights)
 
 
@@ -149,7 +149,7 @@ def mixture_parts(log_probs: torch.Tensor, temperature: torch.Tensor | float) ->
     return torch.stack([scaled, log_probs, torch.full_like(log_probs, -log(log_probs.shape[1]))])
 
 
-def fit_mixture(densities: Floats, weights: Floats) -> Floats:
+def fit_ensemble_weights(densities: Floats, weights: Floats) -> Floats:
     """Return the weights of the parts, (m,), that minimise the weighted mean of −log(densities @ weights).
 
     With r_j the mean of densities_j / (densities @ weights), the loss exceeds the minimum by at most log(max_j r_j).
@@ -173,7 +173,7 @@ def fit_mixture(densities: Floats, weights: Floats) -> Floats:
     )
     shares: Floats = np.maximum(solution.x, ALMOST_ZERO)
     shares /= shares.sum()
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_MIXTURE_STEPS):
         ratios = (importance / (densities @ shares)) @ densities
         if np.log(ratios.max()) <= MAX_GAP:
             return shares
@@ -208,7 +208,7 @@ class MatrixModel(LogitModel):
 
 def unmasked(log_probs: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities with 0 for a class that is masked out: it contributes nothing to any class."""
-    return threshold(log_probs, MASKED, 0.0)
+    return threshold(log_probs, MASKED_LOG_PROB, 0.0)
 
 
 class VectorScaling(LogitCalibrator):

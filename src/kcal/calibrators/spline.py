@@ -26,7 +26,7 @@ from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
 
-FORMS = ("one-versus-rest", "rank", "top")
+SPLINE_FORMS = ("one-versus-rest", "rank", "top")
 MAX_KNOTS = 1000
 MIN_LOG_SCORE = -500.0
 """Scores below are one score: a line between two of them would be too steep for a double."""
@@ -106,7 +106,7 @@ class SplineCalibration(LogitCalibrator):
     _model_class = SplineModel
     scores_ = fitted_maps("scores")
     corrected_ = fitted_maps("corrected")
-    form: str = parameter("one-versus-rest", check_choice, choices=FORMS)
+    form: str = parameter("one-versus-rest", check_choice, choices=SPLINE_FORMS)
     knots: int = parameter(6, check_integer, minimum=2, maximum=MAX_KNOTS)
     floor: bool = parameter(True, check_flag)
 

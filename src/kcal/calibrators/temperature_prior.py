@@ -47,7 +47,7 @@ def fit_temperature(log_probs: torch.Tensor, codes: Index, weights: Floats) -> f
     """
 
     def slope(log_temperature: float) -> float:
-        return _slope(log_probs, codes, weights, log_temperature)
+        return _slope_at(log_probs, codes, weights, log_temperature)
 
     places = np.linspace(LOWEST, MEAN, STEPS) if slope(MEAN) > 0 else np.linspace(MEAN, HIGHEST, STEPS)
     falls = np.array([slope(place) < 0 for place in places])
@@ -75,7 +75,7 @@ def _log_density(log_probs: torch.Tensor, codes: Index, weights: Floats, log_tem
     return float(torch.from_numpy(weights) @ own) - float(penalty_and_slope(log_temperature)[0])
 
 
-def _slope(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:
+def _slope_at(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:
     """Return the derivative in log T of the summed log-loss plus the penalty."""
     scaled = log_probs * exp(-log_temperature)
     own = scaled[torch.arange(len(codes)), torch.from_numpy(codes)]

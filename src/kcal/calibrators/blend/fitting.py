@@ -126,7 +126,7 @@ def fit_refit(
 ) -> tuple[RidgeModel, torch.Tensor]:
     """Return the refit of the last layer, and log probabilities of the samples of ``index`` without their fold."""
     points = points.cpu().double()
-    axes = PrincipalAxes.of(points, samples.weights)
+    axes = PrincipalAxes.from_embeddings(points, samples.weights)
     features = axes.features(points)
     codes, weights = samples.codes, samples.weights
     problem = RidgeProblem(scores[index] / temperature, features[index], codes[index], weights[index])

@@ -25,7 +25,6 @@ from kcal.calibrators.base import CalibrationModel, buffer, option, submodule
 from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.explain import Attribution
 from kcal.calibrators.kernel_model import SupportModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
@@ -35,7 +34,7 @@ from kcal.kernels import ClassSums, SortedSupport
 from kcal.validation import MAX_MAGNITUDE, shown, to_numbers, unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
-MASKED, MASK_FACTOR = -5000.0, 10.0
+MASKED_BELOW, MASK_FACTOR = -5000.0, 10.0
 """A class is masked out of the logits, not unlikely, if its log-probability is below the first, and below the second
 times the lowest one of calibration samples."""
 MIN_PROB = 1e-12
@@ -125,7 +124,7 @@ class BlendModel(SupportModel):
 
     def attribute(
         self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
-    ) -> Attribution:
+    ) -> dict[str, Any]:
         """Return the shares of samples, network and refitted layer in the probabilities ``probs`` of rows."""
         return attribute_blend(self, as_embeddings(embeddings), logits, probs, k)
 
@@ -144,7 +143,7 @@ class BlendModel(SupportModel):
         refit = self.refit.log_probs(self.inside(points.to(counts)), bounded).clamp_min(log(MIN_PROB))
         pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
         estimate = log_estimate(counts, network, self.background)
-        masked_below = (MASK_FACTOR * self.min_log_prob).clamp_max(MASKED)
+        masked_below = (MASK_FACTOR * self.min_log_prob).clamp_max(MASKED_BELOW)
         return Experts(pooled, estimate, counts, log_probs < masked_below)
 
     def inside(self, points: torch.Tensor) -> torch.Tensor:
