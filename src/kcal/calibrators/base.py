@@ -65,10 +65,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Submodule:
-    """A module within a model."""
+    """A module within a model, and how to make it of its configuration and tensors."""
 
     default: Any
-    kind: type[Any]
+    restore: Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def option(default: Any = REQUIRED) -> Any:
     return Option(default)
 
 
-def submodule(kind: type[nn.Module], *, optional: bool = False) -> Any:
-    """Declare a module within a model."""
-    return Submodule(None if optional else REQUIRED, kind)
+def submodule(restore: Callable[..., nn.Module], *, optional: bool = False) -> Any:
+    """Declare a module within a model; ``restore`` takes what ``from_state`` of a model takes."""
+    return Submodule(None if optional else REQUIRED, restore)
 
 
 def buffer(*shape: int | str, dtype: torch.dtype | None = torch.float64, optional: bool = False) -> Any:
@@ -168,25 +168,14 @@ class CalibrationModel(nn.Module):
         for name, tensor in tensors.items():
             first, _, rest = name.partition(".")
             below[first][rest] = tensor
-        names = [name for name, declared in cls.fields.items() if isinstance(declared, Submodule)]
-        parts = {name: cls._restore_part(name, config, below.pop(name, {}), modules) for name in names}
-        own = {name: group.get("", group) for name, group in below.items()}
+        values = {**config, **{name: group.get("", group) for name, group in below.items()}}
+        for name, declared in cls.fields.items():
+            if isinstance(declared, Submodule) and (name in below or name in config):
+                values[name] = declared.restore(config.get(name), below[name], **modules)
         try:
-            return cls(**{**config, **own, **parts})
+            return cls(**values)
         except (TypeError, ValueError) as error:
             raise FileFormatError(f"the stored tensors do not fit the model: {error}") from error
-
-    @classmethod
-    def _restore_part(
-        cls, name: str, config: Mapping[str, Any], tensors: Tensors, modules: Mapping[str, nn.Module]
-    ) -> nn.Module | None:
-        """Return a part of a stored model, None if it has none."""
-        declared, given = cls.fields[name], config.get(name)
-        assert isinstance(declared, Submodule)
-        if given is None and not tensors:
-            return None
-        restored: nn.Module = declared.kind.from_state(given, tensors, **modules)
-        return restored
 
     @property
     def config(self) -> dict[str, Any]:
@@ -199,9 +188,9 @@ class CalibrationModel(nn.Module):
         """Return a model with other buffers, parts or options; the rest is shared."""
         return type(self)(**{name: getattr(self, name) for name in self.fields} | values)
 
-    @abstractmethod
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes); None for an input that the method ignores."""
+        raise NotImplementedError  # in a part of other models that has none
 
     def with_evidence(
         self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None

@@ -37,7 +37,7 @@ from kcal.calibrators.fit_warnings import (
     warn_untrained,
 )
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, SupportModel, example_rows
+from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, SupportModel, example_rows, support_values
 from kcal.calibrators.logits import required
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
@@ -482,15 +482,15 @@ class KCal(KernelCalibrator):
         """Return the model, the training of its projection, and the bandwidths that were tried by leaving out keys."""
         kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
         projection, training_curve = self._find_projection(samples, training, keys, choice)
-        points = replace(samples, embeddings=project(projection, samples.embeddings))
-        bandwidth, curve = choice.choose(sorted_support(points), kernel=kernel, keys=keys, progress=self.progress)
-        estimate = KernelModel.from_samples(
-            projection,
-            points,
-            compares_lengths=ignores_length(projection, samples.embeddings[samples.counted[:COMPARED_ROWS]]),
+        support = sorted_support(replace(samples, embeddings=project(projection, samples.embeddings)))
+        bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
+        compares_lengths = ignores_length(projection, samples.embeddings[samples.counted[:COMPARED_ROWS]])
+        estimate = KernelModel(
+            projection=projection,
             n_features=samples.embeddings.shape[1],
             bandwidth=bandwidth,
             kernel=kernel.name,
+            **support_values(support, compares_lengths=compares_lengths),
         )
         smoothing = None if self.smoothing is None else float(self.smoothing)
         options = {"smoothing": smoothing, "inputs": self.inputs}
@@ -612,7 +612,7 @@ class KCal(KernelCalibrator):
         cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
     ) -> dict[str, nn.Module]:
         super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
-        architecture = config["estimate"]["projection"]
+        architecture = config["estimate"]["projection"]["architecture"]
         if (architecture == OWN_MODULE) != ("projection" in parts):
             expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
             if architecture == OWN_MODULE:

@@ -24,7 +24,7 @@ from kcal.calibrators.base import CalibrationModel, Tensors, buffer, load_tensor
 from kcal.calibrators.class_scores import places
 from kcal.calibrators.logits import required
 from kcal.errors import FileFormatError
-from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule, sorted_support
+from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
 from kcal.projection import architecture_of, log_lengths, new_projection, project
 from kcal.samples import Samples
 from kcal.validation import check_number, computing_dtype
@@ -53,13 +53,25 @@ class Compression(NamedTuple):
         return f"points for {self.n_samples:,} samples ({self.method}), each for {self.fewest} or more"
 
 
+def restore_projection(
+    config: Mapping[str, Any], tensors: Tensors, *, projection: nn.Module | None = None
+) -> nn.Module:
+    """Return a stored projection: of an architecture of kcal, or the caller's own."""
+    if projection is None:
+        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
+        with torch.device("meta"):
+            sizes = config["n_features"], config["dimension"]
+            projection = new_projection(config["architecture"], *sizes, str(dtype).removeprefix("torch."))
+    return load_tensors(projection, tensors)
+
+
 class KernelModel(CalibrationModel):
     """The projection, the projected samples sorted by class, the bandwidth and the reference of the evidence.
 
     It is a part of other models, which make probabilities of its class sums.
     """
 
-    projection: nn.Module = submodule(nn.Module)  # Π
+    projection: nn.Module = submodule(restore_projection)  # Π
     points: torch.Tensor = buffer("n_points", "dimension", dtype=None)  # sorted by class
     codes: torch.Tensor = buffer("n_points", dtype=torch.int64)  # class of each point
     order: torch.Tensor = buffer("n_points", dtype=torch.int64)  # position of each point in the fit
@@ -83,34 +95,11 @@ class KernelModel(CalibrationModel):
             raise ValueError("points, weights and projection are to have one precision")
         self._prepared: PreparedSupport | None = None
 
-    @classmethod
-    def from_samples(
-        cls, projection: nn.Module, samples: Samples, *, compares_lengths: bool, **options: Any
-    ) -> KernelModel:
-        """Return the estimate of a projection and projected samples, without a reference of the evidence."""
-        support = sorted_support(samples)
-        nothing = torch.empty(0, dtype=torch.float64, device=support.points.device)
-        lengths = nothing if compares_lengths else None
-        tensors = {"log_densities": nothing, "log_lengths": lengths, **support_values(support)}
-        return cls(projection=projection, **tensors, **options)
-
-    @classmethod
-    def _restore_part(
-        cls, name: str, config: Mapping[str, Any], tensors: Tensors, modules: Mapping[str, nn.Module]
-    ) -> nn.Module:
-        """Return the projection: of the caller's own, or of an architecture of kcal."""
-        if name in modules:
-            return load_tensors(modules[name], tensors)
-        dtype = next((str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()), "torch.float32")
-        with torch.device("meta"):
-            sizes = config["n_features"], config["sizes"]["dimension"]
-            module = new_projection(config["projection"], *sizes, dtype.removeprefix("torch."))
-        return load_tensors(module, tensors)
-
     @property
     def config(self) -> dict[str, Any]:
-        """What builds the model beside tensors; the projection is "module" for one of the caller's own."""
-        return {**super().config, "projection": architecture_of(self.projection)}
+        """What builds the model beside tensors."""
+        sizes = {name: self.sizes[name] for name in ("n_features", "dimension")}
+        return {**super().config, "projection": {"architecture": architecture_of(self.projection), **sizes}}
 
     def check(self) -> None:
         """Raise FileFormatError if the parts of a stored model do not fit together."""
@@ -166,9 +155,8 @@ class KernelModel(CalibrationModel):
 
     def with_support(self, support: SortedSupport, **values: Any) -> Self:
         """Return the estimate with other points and other ``values``, without a reference of the evidence."""
-        nothing = self.log_densities.new_empty(0)
-        lengths = None if self.log_lengths is None else nothing
-        return self.changed(**{"log_densities": nothing, "log_lengths": lengths, **support_values(support), **values})
+        points = support_values(support, compares_lengths=self.log_lengths is not None)
+        return self.changed(**{**points, **values})
 
     def with_reference(self, samples: Samples) -> Self:
         """Return the model with the evidence of its samples given the others (other groups): what queries compare to.
@@ -212,10 +200,12 @@ class KernelModel(CalibrationModel):
                 self.prepare()
 
 
-def support_values(support: SortedSupport) -> dict[str, Any]:
-    """Return a support of single samples as buffers and options of a :class:`KernelModel`."""
+def support_values(support: SortedSupport, *, compares_lengths: bool) -> dict[str, Any]:
+    """Return what a :class:`KernelModel` has of a support of single samples, without a reference of the evidence."""
     names = ("points", "codes", "order", "log_weights", "n_classes")
-    return {name: getattr(support, name) for name in names} | {"compression": None}
+    nothing = support.points.new_empty(0, dtype=torch.float64)
+    reference = {"log_densities": nothing, "log_lengths": nothing if compares_lengths else None}
+    return {name: getattr(support, name) for name in names} | {"compression": None, **reference}
 
 
 class SupportModel(CalibrationModel):
@@ -224,7 +214,7 @@ class SupportModel(CalibrationModel):
     holds_samples = True
     max_block_entries: ClassVar[int] = MAX_SUMS
     shares_blocks: ClassVar[bool] = False
-    estimate: KernelModel = submodule(KernelModel)
+    estimate: KernelModel = submodule(KernelModel.from_state)
     frequencies: torch.Tensor = buffer("n_classes")  # that the probabilities assume without a prior
     prior: torch.Tensor | None = buffer("n_classes", optional=True)  # class frequencies of deployment
 
@@ -238,25 +228,29 @@ class SupportModel(CalibrationModel):
         """Return what the projection works on, (n, h)."""
         return as_embeddings(embeddings)
 
-    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes)."""
+    def _sums(
+        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None
+    ) -> tuple[ClassSums, torch.Tensor, torch.Tensor]:
+        """Return the class sums of rows, their points, (n, d), and the rows, (n, h)."""
         rows = self.rows(embeddings, logits)
         points = self.estimate.project(rows)
-        return self.log_probs(self.estimate.prepared.class_sums(points), points, rows, logits)
+        return self.estimate.prepared.class_sums(points), points, rows
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        return self.log_probs(*self._sums(embeddings, logits), logits)
 
     def with_evidence(
         self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
-        rows = self.rows(embeddings, logits)
-        points = self.estimate.project(rows)
-        sums = self.estimate.prepared.class_sums(points)
+        sums, points, rows = self._sums(embeddings, logits)
         return self.log_probs(sums, points, rows, logits), self.estimate.evidence(sums, rows)
 
     def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the evidence of each row, (n,)."""
-        rows = self.rows(embeddings, logits)
-        return self.estimate.evidence(self.estimate.class_sums(rows), rows)
+        sums, _, rows = self._sums(embeddings, logits)
+        return self.estimate.evidence(sums, rows)
 
     @property
     def evidence_step(self) -> float:  # type: ignore[override]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from math import expm1, inf, log
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -54,6 +54,12 @@ class OrderChoice(NamedTuple):
     log_loss: float
 
 
+def restore_map(config: Mapping[str, Any], tensors: Tensors) -> nn.Module:
+    """Return a stored map: of the networks of a configuration, or the density of an empty one."""
+    with torch.device("meta"):
+        return load_tensors(GapNetwork(**config) if config else DensityMap(), tensors)
+
+
 class OrderPreservingModel(LogitModel):
     """The map of a sorted row of the best form and width; ``choices`` are all that were tried."""
 
@@ -61,21 +67,18 @@ class OrderPreservingModel(LogitModel):
     choices: tuple[OrderChoice, ...] = option()
     n_folds: int = option()
     n_classes: int = option()
-    map: nn.Module = submodule(nn.Module)
+    map: nn.Module = submodule(restore_map)
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
         self.choices = tuple(OrderChoice(*choice) for choice in self.choices)
         self.best = min(self.choices, key=attrgetter("log_loss"))
 
-    @classmethod
-    def _restore_part(
-        cls, name: str, config: Mapping[str, Any], tensors: Tensors, modules: Mapping[str, nn.Module]
-    ) -> nn.Module:
-        form, width, _ = min(config["choices"], key=itemgetter(2))
-        with torch.device("meta"):
-            module = DensityMap() if form == "diag" else GapNetwork(config["n_folds"], config["n_classes"], width)
-        return load_tensors(module, tensors)
+    @property
+    def config(self) -> dict[str, Any]:
+        """What builds the model beside tensors."""
+        sizes = {"n_folds": self.n_folds, "n_classes": self.n_classes, "width": self.best.width}
+        return {**super().config, "map": {} if self.best.form == "diag" else sizes}
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""

@@ -69,7 +69,7 @@ class RidgeModel(CalibrationModel):
 class RefitModel(LogitModel):
     """The refitted layer."""
 
-    ridge: RidgeModel = submodule(RidgeModel)
+    ridge: RidgeModel = submodule(RidgeModel.from_state)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""

@@ -11,7 +11,7 @@ from torch import nn
 from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, log_estimate
 from kcal.calibrators.blend.network import OtherSamples, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
-from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel
+from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, support_values
 from kcal.calibrators.logits import to_log_probs
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.kernels import get_kernel, leave_out_rule, search_with_background, sorted_support
@@ -59,13 +59,13 @@ def fit_blend(
     bandwidth, background = search_with_background(
         sorted_support(samples), index, own_probs, others.weights[index], kernel=get_kernel(KERNEL), keys=samples.keys()
     )
-    estimate = KernelModel.from_samples(
-        projection,
-        samples,
-        compares_lengths=ignores_length(projection, points[:COMPARED_ROWS]),
+    compares_lengths = ignores_length(projection, points[:COMPARED_ROWS])
+    estimate = KernelModel(
+        projection=projection,
         n_features=points.shape[1],
         bandwidth=bandwidth,
         kernel=KERNEL,
+        **support_values(sorted_support(samples), compares_lengths=compares_lengths),
     )
     counts = leave_out_counts(estimate, samples, index)
     weights = others.weights[index] * (len(codes) / len(index))

@@ -96,9 +96,9 @@ class LinearHead(CalibrationModel):
 class BlendModel(SupportModel):
     """The network, its refitted last layer and a kernel estimate over the calibration samples."""
 
-    network: NetworkModel = submodule(NetworkModel)
-    refit: RidgeModel = submodule(RidgeModel)
-    head: LinearHead | None = submodule(LinearHead, optional=True)
+    network: NetworkModel = submodule(NetworkModel.from_state)
+    refit: RidgeModel = submodule(RidgeModel.from_state)
+    head: LinearHead | None = submodule(LinearHead.from_state, optional=True)
     representation: str = option()
     has_logits: bool = option()  # whether it was fitted with logits
     exponents: torch.Tensor = buffer(3)  # w, of network, refit and kernel estimate
