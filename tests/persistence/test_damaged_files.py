@@ -101,6 +101,7 @@ def value_of(header: Any, entry: tuple[str, ...]) -> Any:
         ("model.estimate.codes", torch.full((240,), -1)),
         ("model.estimate.codes", torch.zeros(240)),
         ("model.estimate.log_weights", torch.ones(3)),
+        ("model.estimate.log_weights", torch.zeros(240)),
         ("model.estimate.log_weights", torch.full((240,), torch.inf, dtype=torch.float64)),
         ("samples.log_lengths", torch.ones(3)),
         ("fingerprints", torch.ones(3)),
