@@ -12,6 +12,7 @@ from small_network import Network, Trained
 from torch import nn
 
 import kcal
+from calibrator_checks import quick
 from kcal import CalibratedClassifier, InvalidInputError, KCal, TemperatureScaling
 from kcal.embeddings import extract
 
@@ -128,9 +129,41 @@ def test_minus_infinity_is_a_masked_class(method: str, trained: Trained) -> None
     calibrator = kcal.fit_on(kcal.METHODS[method].factory(), masked)  # arrays with −∞
     by_array = kcal.predict_on(calibrator, kcal.ClassifierOutputs(new.embeddings, new.logits + mask.numpy()))
     np.testing.assert_allclose(by_array, probs, atol=1e-5)
-    assert probs[:, 3].max() < 0.01
+    assert probs[:, 3].max() == 0
     with pytest.raises(InvalidInputError, match="finite"):
         TemperatureScaling().fit(np.full((4, 3), -np.inf), [0, 1, 2, 0])
+
+
+TAKES_MASKS = [name for name in kcal.METHODS if kcal.METHODS[name].inputs != "embeddings" and name != "kcal-logits"]
+
+
+@pytest.mark.parametrize("method", TAKES_MASKS)
+@pytest.mark.usefixtures("short_solvers")
+def test_masks_that_differ_from_row_to_row_exclude_classes(method: str, trained: Trained) -> None:
+    """The masks are in the calibration set too; arrays, module and exported program agree."""
+    outputs, new = extract(trained.network, trained.calibration), extract(trained.network, [trained.points])
+    random, masked = np.random.default_rng(0), []
+    for logits, labels in ((outputs.logits, outputs.labels), (new.logits, new.logits.argmax(axis=1))):
+        masked.append(np.eye(4, dtype=bool)[(labels + random.integers(1, 4, len(labels))) % 4])
+        logits[masked[-1]] = -np.inf
+    calibrator = kcal.fit_on(quick(method), outputs)
+    probs = kcal.predict_on(calibrator, new)
+    assert (probs[masked[1]] == 0).all()
+    assert (probs[~masked[1]] > 0).all()
+    np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-6)
+    rows, logits = torch.from_numpy(new.embeddings), torch.from_numpy(new.logits)
+    inputs = (rows if calibrator.inputs == "both" else None, logits)
+    module = calibrator.as_module()
+    exported = torch.export.export(module, inputs).module()
+    for found in (module(*inputs), exported(*inputs)):
+        np.testing.assert_allclose(found.detach(), probs, atol=1e-6)
+
+
+def test_kernel_on_logits_warns_of_masks(trained: Trained) -> None:
+    outputs = extract(trained.network, trained.calibration)
+    outputs.logits[::2, 3] = -np.inf
+    with pytest.warns(kcal.KcalWarning, match="mask classes"):
+        kcal.METHODS["kcal-logits"].factory(projection="identity").fit(outputs.logits, outputs.labels)
 
 
 @pytest.mark.parametrize("method", ["ts", "kcal-blend"])

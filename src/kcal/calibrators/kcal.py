@@ -39,7 +39,7 @@ from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
 from kcal.calibrators.kernel_model import KernelModel, compares_lengths, example_rows
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
-from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
 from kcal.kernels import (
     PUBLISHED_FOLDS,
     BandwidthChoice,
@@ -702,6 +702,18 @@ class KCalLogits(KCal):
     def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the log-softmax of logits, (n, n_columns), bounded below."""
         return bounded_log_softmax(rows)
+
+    def _check_support(self, samples: Samples, training: Samples | None) -> None:
+        super()._check_support(samples, training)
+        masked = samples.embeddings <= LOWEST_LOG_PROB
+        if bool((masked != masked[0]).any()):
+            n_masked = int(masked.any(dim=1).sum())
+            warn(
+                f"{n_masked:,} of {len(masked):,} rows of logits mask classes that others do not: KCalLogits compares "
+                "rows by their distance, and a mask makes them strangers to each other.",
+                KcalWarning,
+                remedy="Use KCal on the embeddings, or KCalBlend, which gives masked classes a probability of 0.",
+            )
 
     def _training_recipe(self) -> Recipe:
         """Return the recipe of the projection; by default it keeps the length of the rows."""
