@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -39,7 +40,7 @@ from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
 from kcal.calibrators.kernel_model import KernelModel, compares_lengths, example_rows
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
-from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
+from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn, without_warnings
 from kcal.kernels import (
     PUBLISHED_FOLDS,
     BandwidthChoice,
@@ -363,7 +364,8 @@ class KCal(KernelCalibrator):
         self._check_support(samples, training)
 
         folds = self._n_folds(samples)
-        with threads_for(0):
+        has_one_class = np.count_nonzero(samples.class_weights()) == 1  # which every bandwidth predicts
+        with without_warnings(BandwidthWarning) if has_one_class else nullcontext(), threads_for(0):
             model, training_curve, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = len(samples.counted)
         if too_few_samples(n_counted, samples.n_classes):
