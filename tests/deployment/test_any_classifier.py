@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from small_network import Network, Trained
 from torch import nn
 
@@ -103,6 +104,25 @@ def test_one_sigmoid_says_to_leave_it_out() -> None:
     logit = CalibratedClassifier(network[0], "ts").fit(points, labels)
     probs = CalibratedClassifier(both, method).fit(points, labels)(points)
     torch.testing.assert_close(probs, logit(points), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("last", [nn.Softmax(dim=1), nn.Sigmoid()], ids=str)
+def test_probabilities_of_a_network_name_the_method_that_takes_them(last: nn.Module) -> None:
+    torch.manual_seed(0)
+    points, labels = torch.randn(90, 4), torch.arange(90) % 2
+    network = nn.Sequential(nn.Linear(4, 2 if isinstance(last, nn.Softmax) else 1), last)
+    with pytest.warns(kcal.RepresentationWarning, match=r"^The network.*TemperatureScaling\(representation=") as caught:
+        model = CalibratedClassifier(network, "ts").fit(points, labels)
+    assert len(caught) == 1
+    model.predict_proba(points)  # which does not warn again
+
+
+def test_scikit_learn_classifiers_are_told_the_way() -> None:
+    with pytest.raises(InvalidInputError, match=r"nn\.Module.*decision_function.*classes=clf\.classes_"):
+        CalibratedClassifier(LogisticRegression())  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match=r"nn\.Module; got") as error:
+        CalibratedClassifier([1.0])  # type: ignore[arg-type]
+    assert not error.value.remedy
 
 
 def test_several_labels_per_sample_are_not_supported(trained: Trained) -> None:

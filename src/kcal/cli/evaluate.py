@@ -274,6 +274,9 @@ def measure(
     import numpy as np
 
     outputs, classes = comparison.outputs, comparison.classes
+    codes = kcal.validation.encode_labels(
+        outputs.labels, classes
+    )  # integers are no columns: files have their own order
     confidence = None if shared["no_intervals"] else 0.95 if shared["confidence"] is None else shared["confidence"]
     units = np.arange(len(outputs.labels)) if outputs.groups is None else outputs.groups
     resampled = units if outputs.weights is None else units[outputs.weights > 0]
@@ -314,7 +317,7 @@ def measure(
             page = import_module("kcal.report").write_report(
                 shared["report"],
                 {method_title(name): probs for name, probs in comparison.probs.items()},
-                kcal.validation.encode_labels(outputs.labels, classes),
+                codes,
                 class_names=classes.tolist(),
                 evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
                 sample_weight=outputs.weights,
