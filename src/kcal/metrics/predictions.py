@@ -22,6 +22,7 @@ from kcal.validation import (
     column_names,
     encode_labels,
     table_classes,
+    to_array,
 )
 
 Floats = NDArray[np.floating[Any]]
@@ -129,8 +130,8 @@ def check_predictions(
     if _rank(probs) < _rank(labels):
         remedy = "The order of arguments is (probs, labels): these look swapped."
         raise InvalidInputError("labels", "must have one class per sample", got="a matrix", remedy=remedy)
-    if _rank(labels) == 2 and np.shape(labels)[1:] != (1,):
-        check_labels(labels, np.shape(labels)[0], "labels")  # raises for a label matrix, before its probabilities
+    if _rank(labels) == 2 and (matrix := to_array(labels, "labels")).shape[1:] != (1,):
+        check_labels(matrix, len(matrix), "labels")  # raises for several labels per sample, whatever probs are
     checked = check_probs(probs)
     n_samples, n_classes = checked.shape
     if classes is None and column_names(probs):
