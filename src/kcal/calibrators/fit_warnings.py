@@ -35,11 +35,11 @@ def warn_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: st
     """Warn if a class has no calibration sample."""
     missing = classes[counts == 0].tolist()
     if missing:
-        have, them = ("has", "it") if len(missing) == 1 else ("have", "them")
+        have, get, them = ("has", "gets", "it") if len(missing) == 1 else ("have", "get", "them")
         names = f"{', '.join(map(repr, missing[:5]))}{', …' if len(missing) > 5 else ''}"
         warn(
-            f"{len(missing)} of {len(classes)} classes {have} no calibration sample: the probability of {names} is 0 "
-            f"or close to it. Add samples of {them}.",
+            f"{len(missing)} of {len(classes)} classes {have} no calibration sample and {get} a probability of 0 or "
+            f"close to it: {names}. Add samples of {them}.",
             MissingClassWarning,
             remedy=remedy,
         )
