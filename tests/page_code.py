@@ -205,6 +205,7 @@ def run_page(
     services = patch.object(server, "serve", run.serve)
     with contextlib.chdir(folder), run.services, small_example(), services, warnings.catch_warnings():
         warnings.simplefilter("ignore", kcal.IdentifiabilityWarning)  # of 600 rows
+        warnings.simplefilter("ignore", kcal.FewSamplesWarning)  # of those of the page about few
         for block in blocks_of(page):
             run.run(block)
     plt.close("all")

@@ -115,6 +115,7 @@ def test_names_that_do_not_exist_are_missed_and_all_others_are_listed() -> None:
         _ = kcal.Kcal
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from kcal import nothing")
+    assert "TYPE_CHECKING" not in dir(kcal)
     assert set(dir(kcal)) >= EXPORTED | {"metrics", "monitoring", "plots"}
     assert kcal.persistence.save is kcal.save
 
@@ -130,3 +131,7 @@ def test_warnings_can_be_left_out_in_one_thread_alone() -> None:
     with pytest.warns(KcalWarning, match="heard") as caught:
         warn_twice()
     assert len(caught) == 1
+    with without_warnings(kcal.BandwidthWarning):
+        warn("not heard", kcal.BandwidthWarning)
+        with pytest.warns(kcal.FewSamplesWarning):
+            warn("heard", kcal.FewSamplesWarning)

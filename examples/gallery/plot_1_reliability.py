@@ -27,7 +27,7 @@ probs = {
 
 figure, axes = plt.subplots(1, 2, figsize=(11, 6), layout="constrained")
 for ax, name in zip(axes, ["no calibration", "KCalBlend"], strict=True):
-    plots.reliability_diagram(metrics.reliability(probs[name], test.labels), ax=ax)
+    plots.reliability_diagram(metrics.reliability(probs[name], test.labels), ax=ax, legend=True)
     ax.set_title(name)
 
 # %%

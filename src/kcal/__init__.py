@@ -156,4 +156,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "metrics", "monitoring", "plots"})
+    return sorted({*globals(), *__all__, "metrics", "monitoring", "plots"} - {"TYPE_CHECKING"})

@@ -13,7 +13,7 @@ from pathlib import Path
 _SKIPPED = (f"{Path(__file__).parent}{os.sep}", contextlib.__file__)
 """Files that a warning does not point at: those of the package, and the wrapper of context managers that decorate."""
 
-_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
+_left_out: ContextVar[tuple[type[Warning], ...]] = ContextVar("left_out", default=())
 
 
 class KcalError(Exception):
@@ -114,18 +114,18 @@ class ConvergenceWarning(KcalWarning):
 
 
 @contextlib.contextmanager
-def without_warnings() -> Iterator[None]:
-    """Leave out the warnings of kcal in this thread, whatever filters there are: nobody would read them."""
-    token = _is_quiet.set(True)
+def without_warnings(category: type[Warning] = Warning) -> Iterator[None]:
+    """Leave out the warnings of kcal in this thread, or those of a category, whatever filters there are."""
+    token = _left_out.set((*_left_out.get(), category))
     try:
         yield
     finally:
-        _is_quiet.reset(token)
+        _left_out.reset(token)
 
 
 def warn(message: str, category: type[Warning], *, remedy: str = "") -> None:
     """Issue a warning that points at the first caller outside the package; ``remedy`` is for users of Python only."""
-    if _is_quiet.get():
+    if issubclass(category, _left_out.get()):
         return
     frame, stacklevel = inspect.currentframe(), 1
     while frame is not None and frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):

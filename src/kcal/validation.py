@@ -47,6 +47,12 @@ NOT_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
 
 _EMBEDDINGS = "Extract the embeddings first: pass the output of the penultimate layer for each sample, an (n, h) array."
 _LOGITS = "Run the network first: pass its logits, (n, n_classes)."
+MULTI_LABEL = (
+    "Several labels per sample (multi-label) are not supported: evaluate each label on its own column, and fit one "
+    "calibrator per label."
+)
+MAX_ROUNDED_SUM = 0.1
+"""Sums of probabilities that differ from 1 by more are not rounded ones."""
 _NOT_FINITE = "Remove such rows, or correct what computed them."
 
 
@@ -306,7 +312,10 @@ def _check_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance:
     elif wrong.any():
         expected = "must not be negative"
     else:
-        got, remedy = f"a sum of {sums[row]:.6g} at row {row}", f"{remedy} Otherwise divide each row by its sum."
+        got = f"a sum of {sums[row]:.6g} at row {row}"
+        if probs.max() <= 1:  # otherwise these are logits, as the remedy says
+            is_rounded = (np.abs(sums - 1) <= MAX_ROUNDED_SUM).all()
+            remedy = f"{remedy} {'Otherwise divide each row by its sum.' if is_rounded else MULTI_LABEL}"
     raise InvalidInputError(name, expected, got=got, remedy=remedy)
 
 
@@ -322,7 +331,12 @@ def look_like_probabilities(rows: torch.Tensor) -> bool:
     return bool(((rows.double().sum(dim=1) - 1).abs() <= SUM_TOLERANCE).all())
 
 
-def warn_probabilities(rows: torch.Tensor, representation: str, name: str = "X") -> None:
+def warn_probabilities(
+    rows: torch.Tensor,
+    representation: str,
+    name: str = "X",
+    remedy: str = 'Pass representation="probabilities" if it is.',
+) -> None:
     """Warn if what was passed as logits, (n, n_classes), looks like the output of a softmax or a sigmoid."""
     if representation != "logits" or len(rows) < MIN_ROWS_TO_WARN:
         return
@@ -330,7 +344,7 @@ def warn_probabilities(rows: torch.Tensor, representation: str, name: str = "X")
     if is_column or look_like_probabilities(rows):  # one column of logits was completed by zeros
         what = "" if is_column else ", and its rows sum to 1"
         message = f"{name} was passed as logits, but all of it lies between 0 and 1{what}: it looks like probabilities."
-        warn(message, RepresentationWarning, remedy='Pass representation="probabilities" if it is.')
+        warn(message, RepresentationWarning, remedy=remedy)
 
 
 def row_fingerprints(matrix: torch.Tensor) -> NDArray[np.uint64]:
@@ -440,9 +454,7 @@ def _vector(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
     if array.ndim != 1:
         remedy = f"Pass {name}.ravel()." if array.shape[1:] == (1,) else ""
         if array.ndim == 2 and not remedy and name.endswith(("y", "labels")):
-            remedy = (
-                f"Pass {name}.argmax(axis=1) of one-hot rows. Of several labels per sample, fit one calibrator each."
-            )
+            remedy = f"Pass {name}.argmax(axis=1) of one-hot rows. {MULTI_LABEL}"
         raise InvalidInputError(name, "must be one-dimensional", got=f"shape {array.shape}", remedy=remedy)
     if len(array) != n_samples:
         got = f"{len(array)} entries for {n_samples} samples (inconsistent numbers of samples)"

@@ -7,7 +7,15 @@ import pytest
 import torch
 
 import kcal
-from kcal import FewSamplesWarning, InvalidInputError, KCal, KCalBlend, KcalWarning, MissingClassWarning
+from kcal import (
+    BandwidthWarning,
+    FewSamplesWarning,
+    InvalidInputError,
+    KCal,
+    KCalBlend,
+    KcalWarning,
+    MissingClassWarning,
+)
 
 generator = np.random.default_rng(0)
 LABELS = generator.integers(3, size=90)
@@ -35,6 +43,7 @@ def test_labels_of_one_class_are_believed_with_a_warning(calibrator, options):
         warnings.simplefilter("always")
         fitted = calibrator.fit(EMBEDDINGS, np.full(90, 1), **options, **known)
     assert any(issubclass(warning.category, MissingClassWarning) for warning in caught)
+    assert not any(issubclass(warning.category, BandwidthWarning) for warning in caught)
     queries = {name: values + 0.1 for name, values in options.items()}
     assert (fitted.predict_proba(EMBEDDINGS + 0.1, **queries)[:, 1] > 0.95).all()
 
@@ -53,6 +62,7 @@ def test_kcal_without_a_training_set_learns_no_projection_and_uses_every_sample(
     assert fitted.support_size_ == 90
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", FewSamplesWarning)
         told = KCal(projection=metric).fit(rows, LABELS)
     np.testing.assert_array_equal(fitted.predict_proba(rows + 1), told.predict_proba(rows + 1))
 
@@ -75,7 +85,9 @@ def test_whole_numbers_as_floats_are_labels(calibrator):
 
 @pytest.mark.parametrize("calibrator", [kcal.TemperatureScaling(), KCal()])
 def test_several_labels_per_sample_name_the_way(calibrator):
-    with pytest.raises(InvalidInputError, match=r"^y must be one-dimensional.*several labels.*one calibrator each"):
+    with pytest.raises(
+        InvalidInputError, match=r"^y must be one-dimensional.*Several labels.*one calibrator per label"
+    ):
         calibrator.fit(LOGITS, LABELS[:, None] == [0, 1, 2])
 
 
@@ -95,3 +107,25 @@ def test_module_equals_predictions_of_tiny_embeddings(projection):
     found = fitted.as_module()(torch.from_numpy(1.5 * rows)).numpy()
     assert np.isfinite(found).all()
     np.testing.assert_array_equal(found, fitted.predict_proba(1.5 * rows))
+
+
+@pytest.mark.parametrize(
+    ("per_class", "measured"), [(7, "all cases"), (8, "half of the cases"), (50, "half of the cases")]
+)
+def test_kcal_warns_up_to_fifty_samples_per_class_and_names_the_blend(per_class, measured):
+    """As measured on six tasks: docs/results/sizes.csv."""
+    labels = np.arange(3 * per_class) % 3
+    with pytest.warns(FewSamplesWarning, match=f"in {measured} measured.*uncalibrated network.*KCalBlend"):
+        KCal(projection="identity").fit(2 * np.eye(3)[labels] + generator.normal(size=(len(labels), 3)), labels)
+
+
+def test_kcal_does_not_warn_of_more_samples():
+    labels = np.arange(153) % 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KCal(projection="identity", bandwidth=0.5).fit(generator.normal(size=(153, 3)), labels)
+
+
+def test_one_missing_class_is_told_in_the_singular():
+    with pytest.warns(MissingClassWarning, match=r"^1 of 4 classes has no calibration sample and gets .*: 3\."):
+        KCal(projection="identity", smoothing=0.0).fit(EMBEDDINGS, LABELS, classes=range(4))

@@ -102,7 +102,7 @@ def test_the_saved_model_is_loaded_with_the_network_by_the_line_that_is_printed(
 
 
 def test_without_matplotlib_and_with_quiet(tmp_path, monkeypatch):
-    monkeypatch.setattr(kcal, "load_example", lambda: load_small_example(600, 400))
+    monkeypatch.setattr(kcal, "load_example", lambda: load_small_example(600, 520))  # enough for no warning of few
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "kcal.plots"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

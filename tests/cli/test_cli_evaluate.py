@@ -229,9 +229,9 @@ def test_subgroups_have_the_confidence_resamples_and_seed_that_were_given(run, m
     with np.load(test_set) as arrays:
         data = dict(arrays)
     site = np.where(np.arange(60) % 2, "north", "south")
-    np.savez(test_set, **data, error=site)  # called as one of the figures
-    result = run("evaluate", model, test_set, "--by", "error", "--json", "found.json",
-                 "--confidence", 0.8, "--resamples", 50, "--seed", 3)  # fmt: skip
+    np.savez(test_set, **data, samples=site)  # called as one of the figures
+    result = run("evaluate", model, test_set, "--by", "samples", "--json", "found.json",
+                 "--confidence", 0.8, "--resamples", 50, "--seed", 3, "--report", "report")  # fmt: skip
     probs = kcal.load(model).predict_proba(data["embeddings"])
     expected = kcal.evaluate(
         probs, data["labels"], classes=ANIMALS, by=site, confidence=0.8, resamples=50, seed=3
@@ -239,10 +239,37 @@ def test_subgroups_have_the_confidence_resamples_and_seed_that_were_given(run, m
     found = pandas.DataFrame(json.loads((tmp_path / "found.json").read_text())["subgroups"]).set_index("subgroup")
     pandas.testing.assert_frame_equal(found, expected, check_dtype=False, atol=1e-6)
     assert "80 % interval" in result.output
+    page = (tmp_path / "report" / "report.html").read_text()
+    for low, high in zip(expected["low"], expected["high"], strict=True):
+        assert f"[{100 * low:.2f}, {100 * high:.2f}]" in page
+
+
+def test_subgroups_without_intervals(run, model, test_set, tmp_path):
+    np.savez(tmp_path / "by.npz", site=np.where(np.arange(60) % 2, "north", "south"))
+    result = run("evaluate", model, test_set, "--by", "by.npz:site", "--no-intervals", "--json", "found.json",
+                 "--report", "report")  # fmt: skip
+    page = (tmp_path / "report" / "report.html").read_text()
+    for text in (result.output, page, (tmp_path / "found.json").read_text()):
+        assert "% interval" not in text
+        assert "low, %" not in text
+        assert "by.npz:site" not in text
+    assert "north" in result.output
+
+
+def test_every_interval_is_beside_the_value_that_it_is_about(run, model, test_set):
+    """A calibration error is biased upwards, its interval is not: the debiased value is shown too."""
+    output = run("evaluate", model, test_set, "--resamples", 50, "--json", "found.json").output
+    metrics = json.loads(Path("found.json").read_text())
+    for method, debiased in metrics["debiased"].items():
+        for name, value in debiased.items():
+            low, high = metrics["intervals"][method][name]
+            assert low <= value <= high
+            assert f"debiased {100 * value:.2f}" in output
 
 
 def test_a_column_that_cannot_be_subgroups_is_named_by_its_option(run, model, test_set):
     for column in ("place", "embeddings"):
         output = run("evaluate", model, test_set, "--by", column, code=1).output
         assert "--by" in output
+        assert "embeddings" not in output.partition("got")[0] or column == "embeddings"
         assert "groups" not in output

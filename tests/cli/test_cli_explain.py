@@ -24,14 +24,15 @@ def blend(run, calibration) -> Path:
 
 
 def test_rows_are_shown_as_the_library_prints_them(run, model, test_set, expected):
+    texts = {row: str(expected[row]).replace(f"row {row}:", f"row {row} (id row-2-{row}):") for row in (3, 17)}
     shown = run("explain", model, test_set, "--row", 17, "--row", 3).stdout
-    assert shown == f"row-2-17, {expected[17]}\n\nrow-2-3, {expected[3]}\n\n"
-    assert run("explain", model, test_set, "--id", "row-2-3").stdout == f"row-2-3, {expected[3]}\n\n"
+    assert shown == f"{texts[17]}\n\n{texts[3]}\n\n"
+    assert run("explain", model, test_set, "--id", "row-2-3").stdout == f"{texts[3]}\n\n"
 
 
 def test_without_a_choice_the_first_rows_are_shown_and_all_are_written(run, model, test_set, expected):
     output = run("explain", model, test_set, "--csv", "why.csv", "--json", "why.json").stdout
-    assert [f"row {row}:" in output for row in range(4)] == [True, True, True, False]
+    assert [f"row {row} (id row-2-{row}):" in output for row in range(4)] == [True, True, True, False]
     assert "and 57 more" in output
     columns = read_columns(Path("why.csv"))
     assert list(columns) == ["row", "row_id", "part", "id", "class", "share", "distance"]

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 from small_network import Network, Trained
 from torch import nn
 
 import kcal
+from calibrator_checks import quick
 from kcal import CalibratedClassifier, InvalidInputError, KCal, TemperatureScaling
 from kcal.embeddings import extract
 
@@ -104,6 +106,25 @@ def test_one_sigmoid_says_to_leave_it_out() -> None:
     torch.testing.assert_close(probs, logit(points), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("last", [nn.Softmax(dim=1), nn.Sigmoid()], ids=str)
+def test_probabilities_of_a_network_name_the_method_that_takes_them(last: nn.Module) -> None:
+    torch.manual_seed(0)
+    points, labels = torch.randn(90, 4), torch.arange(90) % 2
+    network = nn.Sequential(nn.Linear(4, 2 if isinstance(last, nn.Softmax) else 1), last)
+    with pytest.warns(kcal.RepresentationWarning, match=r"^The network.*TemperatureScaling\(representation=") as caught:
+        model = CalibratedClassifier(network, "ts").fit(points, labels)
+    assert len(caught) == 1
+    model.predict_proba(points)  # which does not warn again
+
+
+def test_scikit_learn_classifiers_are_told_the_way() -> None:
+    with pytest.raises(InvalidInputError, match=r"nn\.Module.*decision_function.*classes=clf\.classes_"):
+        CalibratedClassifier(LogisticRegression())  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match=r"nn\.Module; got") as error:
+        CalibratedClassifier([1.0])  # type: ignore[arg-type]
+    assert not error.value.remedy
+
+
 def test_several_labels_per_sample_are_not_supported(trained: Trained) -> None:
     points, labels = calibration_set(trained)
     several = torch.stack([labels > 1, labels % 2 == 0, labels == 3, labels == 0], dim=1).float()
@@ -128,9 +149,41 @@ def test_minus_infinity_is_a_masked_class(method: str, trained: Trained) -> None
     calibrator = kcal.fit_on(kcal.METHODS[method].factory(), masked)  # arrays with −∞
     by_array = kcal.predict_on(calibrator, kcal.ClassifierOutputs(new.embeddings, new.logits + mask.numpy()))
     np.testing.assert_allclose(by_array, probs, atol=1e-5)
-    assert probs[:, 3].max() < 0.01
+    assert probs[:, 3].max() == 0
     with pytest.raises(InvalidInputError, match="finite"):
         TemperatureScaling().fit(np.full((4, 3), -np.inf), [0, 1, 2, 0])
+
+
+TAKES_MASKS = [name for name in kcal.METHODS if kcal.METHODS[name].inputs != "embeddings" and name != "kcal-logits"]
+
+
+@pytest.mark.parametrize("method", TAKES_MASKS)
+@pytest.mark.usefixtures("short_solvers")
+def test_masks_that_differ_from_row_to_row_exclude_classes(method: str, trained: Trained) -> None:
+    """The masks are in the calibration set too; arrays, module and exported program agree."""
+    outputs, new = extract(trained.network, trained.calibration), extract(trained.network, [trained.points])
+    random, masked = np.random.default_rng(0), []
+    for logits, labels in ((outputs.logits, outputs.labels), (new.logits, new.logits.argmax(axis=1))):
+        masked.append(np.eye(4, dtype=bool)[(labels + random.integers(1, 4, len(labels))) % 4])
+        logits[masked[-1]] = -np.inf
+    calibrator = kcal.fit_on(quick(method), outputs)
+    probs = kcal.predict_on(calibrator, new)
+    assert (probs[masked[1]] == 0).all()
+    assert (probs[~masked[1]] > 0).all()
+    np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-6)
+    rows, logits = torch.from_numpy(new.embeddings), torch.from_numpy(new.logits)
+    inputs = (rows if calibrator.inputs == "both" else None, logits)
+    module = calibrator.as_module()
+    exported = torch.export.export(module, inputs).module()
+    for found in (module(*inputs), exported(*inputs)):
+        np.testing.assert_allclose(found.detach(), probs, atol=1e-6)
+
+
+def test_kernel_on_logits_warns_of_masks(trained: Trained) -> None:
+    outputs = extract(trained.network, trained.calibration)
+    outputs.logits[::2, 3] = -np.inf
+    with pytest.warns(kcal.KcalWarning, match="mask classes"):
+        kcal.METHODS["kcal-logits"].factory(projection="identity").fit(outputs.logits, outputs.labels)
 
 
 @pytest.mark.parametrize("method", ["ts", "kcal-blend"])

@@ -60,3 +60,24 @@ def test_half_precision_rows_may_miss_1_by_their_rounding():
 def test_swapped_arguments_get_a_hint(kind):
     with pytest.raises(InvalidInputError, match="swapped"):
         evaluate(kind(np.array([0, 1, 1])), kind(np.array([[0.9, 0.1], [0.3, 0.7], [0.4, 0.6]])))
+
+
+def test_several_labels_per_sample_are_not_supported():
+    """As two-class columns a user would find no error: the advice must not be to normalise rows."""
+    probs, matrix = np.array([[0.9, 0.2, 0.7], [0.1, 0.8, 0.6]]), np.array([[1, 0, 1], [0, 1, 1]])
+    for labels, name in ((matrix, "labels"), ([0, 1], "probs")):
+        with pytest.raises(InvalidInputError, match=rf"^{name} .*evaluate each label on its own column") as error:
+            evaluate(probs, labels)
+        assert "divide" not in str(error.value).lower()
+    with pytest.raises(InvalidInputError, match="divide each row by its sum"):
+        evaluate([[0.33, 0.33, 0.33], [0.5, 0.25, 0.25]], [0, 1])
+    with pytest.raises(InvalidInputError, match="their softmax"):
+        evaluate(3 * probs, [0, 1])
+
+
+def test_columns_are_labels_beside_classes_that_are_text():
+    probs = np.array([[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]])
+    expected = evaluate(probs, ["cat", "dog", "dog"], classes=["cat", "dog"])
+    assert evaluate(probs, [0, 1, 1], classes=["cat", "dog"]).metrics == expected.metrics
+    with pytest.raises(InvalidInputError, match=r"^labels "):
+        evaluate(probs, [0, 1, 2], classes=["cat", "dog"])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy.stats import false_discovery_control, norm
 
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, KcalWarning
 from kcal.metrics import SubgroupEvaluation, evaluate
 from kcal.metrics.subgroups import holm
 
@@ -39,19 +39,40 @@ def test_rows_are_what_the_rows_of_each_subgroup_give_alone(sites, protocol):
         low, high = alone.intervals["expected_calibration_error"]
         expected = [len(rows), alone.accuracy, np.average(probs[rows].max(axis=1), weights=weights[rows])]
         expected += [alone.expected_calibration_error, alone.debiased["expected_calibration_error"], low, high]
-        columns = ["counts", "accuracy", "mean_confidence", "error", "debiased", "low", "high"]
-        assert [getattr(found, column)[k] for column in columns] == pytest.approx(expected)
+        names = ["counts", "accuracy", "mean_confidence", "error", "debiased", "low", "high"]
+        assert [getattr(found, name)[k] for name in names] == pytest.approx(expected)
+        columns = ["samples", "accuracy", "mean_confidence", "ECE", "debiased", "low", "high"]
         assert found.to_frame().loc[name, columns].tolist() == pytest.approx(expected)
 
 
 def test_the_subgroup_that_is_overconfident_is_found(sites):
     found = evaluate(*sites[:2], by=sites[2])
     assert found.direction == ["", "", "too high"]
-    assert found.differs[2]
+    assert found.differs.tolist() == [False, False, True]  # though one bad site is in the others of each good one
+    assert found.difference_p_values[0] < 0.05
     frame = found.to_frame()
     assert frame.index.name == "site"
     assert frame["direction"].tolist() == found.direction
     assert "too high" in str(found)
+
+
+def test_table_is_in_percent_and_says_what_its_columns_are(sites):
+    found = evaluate(*sites[:2], by=sites[2], resamples=20)
+    heading, *lines = str(found).splitlines()
+    columns = ["samples", "accuracy, %", "mean confidence, %", "ECE, %", "debiased, %", "low, %", "high, %"]
+    assert " ".join(heading.split()) == " ".join([*columns, "direction", "differs"])
+    assert f"{100 * found.accuracy[0]:.2f}" in lines[1]
+    assert max(map(len, lines)) <= len(heading)
+    assert "3 subgroups" in " ".join(lines[-3:])
+    alone = str(evaluate(*sites[:2], by=np.zeros(1500), resamples=20))
+    assert "corrected" not in alone
+    assert "1 subgroups" not in alone
+
+
+def test_column_of_single_samples_warns():
+    probs, labels = drawn(139, np.random.default_rng(5))
+    with pytest.warns(KcalWarning, match=r"139 of the 139 subgroups.*pandas\.cut"):
+        evaluate(probs, labels, by=np.random.default_rng(5).normal(size=139), resamples=20)
 
 
 def test_p_values_of_a_case_worked_by_hand():

@@ -115,7 +115,9 @@ def test_subgroups_have_accuracy_confidence_and_interval(n_subgroups):
     np.testing.assert_array_equal(confidences.get_xdata(), found.mean_confidence)
     texts = [text.get_text() for text in ax.texts]
     low, high = 100 * found.low[0], 100 * found.high[0]
-    assert texts[1] == f"{100 * found.error[0]:.2f} [{low:.2f}, {high:.2f}]"
+    assert texts[:2] == ["debiased ECE, %", f"{100 * found.debiased[0]:.2f} [{low:.2f}, {high:.2f}]"]
+    assert "gap beyond chance" in legend_texts(ax)
+    assert not any(".00" in label.get_text() for label in ax.get_xticklabels())
     assert ax.get_yticklabels()[0].get_text().startswith(f"0 ({found.counts[0]})")
     assert boxes_inside(ax.figure, [ax.title, ax.get_legend(), ax.xaxis.label, *ax.texts, *ax.get_yticklabels()])
 

@@ -150,6 +150,16 @@ def test_diagrams_on_given_subplots_are_not_cut(legend):
         assert boxes_inside(figure, artists)
 
 
+def test_legend_is_drawn_by_default_on_a_new_figure_only(bins):
+    figure = Figure(figsize=(9, 5))
+    axes = [reliability_diagram(bins, ax=ax) for ax in figure.subplots(1, 2)]
+    assert not any(ax.get_legend() for ax in axes)
+    first, second = (ax.title.get_window_extent() for ax in axes)
+    assert first.x1 < second.x0
+    assert reliability_diagram(bins).get_legend()
+    assert reliability_diagram(*overconfident(400, 3)).get_title().startswith("confidence: ECE 0.")
+
+
 def test_class_grid_bins_probabilities_as_class_errors_does():
     probs, labels = overconfident(400, 3)
     axes = class_reliability_grid(probs, labels, class_names=[LONG, "$x$", LONG])

@@ -185,6 +185,12 @@ def test_subgroups_have_a_section_with_table_and_figure():
     ends = zip(expected.low, expected.high, strict=True)
     assert [row[6] for row in rows] == [f"[{100 * low:.2f}, {100 * high:.2f}]" for low, high in ends]
     assert [row[7] for row in rows] == expected.direction
+    given = evaluate(probs, labels, by=site, resamples=50, seed=3, confidence=0.8)
+    found = Document(render_report({"p": probs}, labels, evaluations=evaluations, by=given, limit=1))
+    _, *rows = next(table for table in found.tables if table[0][0] == "site")
+    assert [row[6] for row in rows] == [
+        f"[{100 * low:.2f}, {100 * high:.2f}]" for low, high in zip(given.low, given.high, strict=True)
+    ]
     assert "Accuracy and mean confidence of each site" in [figure["aria-label"] for figure in found.figures]
 
 

@@ -413,7 +413,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``logits`` are for a method that takes both embeddings and logits, if it was fitted with them.
         """
         log_probs, _, kind = self._predict(X, logits)
-        return kind.restore(torch.exp(log_probs))
+        return kind.restore(torch.exp(log_probs.to(kind.dtype)))  # equal logarithms have equal probabilities
 
     @without_autocast()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:

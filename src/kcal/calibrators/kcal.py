@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -41,7 +42,7 @@ from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, SupportMod
 from kcal.calibrators.logits import required
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
-from kcal.errors import BandwidthWarning, InvalidInputError
+from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn, without_warnings
 from kcal.kernels import (
     PUBLISHED_FOLDS,
     BandwidthChoice,
@@ -342,7 +343,8 @@ class KCal(KernelCalibrator):
         self._check_support(samples, training)
 
         folds = self._n_folds(samples)
-        with threads_for(0):
+        has_one_class = np.count_nonzero(samples.class_weights()) == 1  # which every bandwidth predicts
+        with without_warnings(BandwidthWarning) if has_one_class else nullcontext(), threads_for(0):
             model, training_curve, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = len(samples.counted)
         if too_few_samples(n_counted, samples.n_classes):
@@ -681,6 +683,18 @@ class KCalLogits(KCal):
     def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the log-softmax of logits, (n, n_columns), bounded below."""
         return bounded_log_softmax(rows)
+
+    def _check_support(self, samples: Samples, training: Samples | None) -> None:
+        super()._check_support(samples, training)
+        masked = samples.embeddings <= LOWEST_LOG_PROB
+        if bool((masked != masked[0]).any()):
+            n_masked = int(masked.any(dim=1).sum())
+            warn(
+                f"{n_masked:,} of {len(masked):,} rows of logits mask classes that others do not: KCalLogits compares "
+                "rows by their distance, and a mask makes them strangers to each other.",
+                KcalWarning,
+                remedy="Use KCal on the embeddings, or KCalBlend, which gives masked classes a probability of 0.",
+            )
 
     def _training_recipe(self) -> Recipe:
         """Return the recipe of the projection; by default it keeps the length of the rows."""

@@ -54,6 +54,8 @@ from kcal.validation import (
     warn_probabilities,
 )
 
+MASKED = -1e8
+"""Log-probabilities of a class that is masked out are lower."""
 LENGTHS = ("n_bins", "n_folds", "n_points")
 """Lengths that a summary shows."""
 MAX_PENALTY = 1e12
@@ -70,6 +72,8 @@ class LogitModel(CalibrationModel):
 
     ignores_class_order: ClassVar[bool] = False
     """Whether permuting the classes permutes the log-probabilities to the last bit."""
+    keeps_masks: ClassVar[bool] = False
+    """Whether the formula itself gives a class that is masked out a probability of 0."""
 
     representation: str = option("logits")
     network_share: float = option(0.0)
@@ -87,6 +91,8 @@ class LogitModel(CalibrationModel):
         rows = unchecked_logits(required(logits, "logits"), self.representation)
         log_probs = to_log_probs(rows, self.representation, ignore_order=self.ignores_class_order)
         own = self.log_probs(log_probs, None if embeddings is None else embeddings.double())
+        if not self.keeps_masks:
+            own = without_masked(own, log_probs)
         if not self.network_share:
             return own
         descending, order = sort_classes(log_probs)
@@ -288,6 +294,18 @@ def to_log_probs(rows: torch.Tensor, representation: str, *, ignore_order: bool 
         return unsort_classes(to_log_probs(descending, representation), order)
     scores = rows.double()
     return torch.log_softmax(scores if representation == "logits" else scores.clamp_min(ALMOST_ZERO).log(), dim=1)
+
+
+def without_masked(log_probs: torch.Tensor, network: torch.Tensor) -> torch.Tensor:
+    """Return log-probabilities, (n, n_classes), with −∞ for the classes that the network masks; the others sum to 1."""
+    masked = network < MASKED
+    visible = torch.log_softmax(log_probs.masked_fill(masked, -torch.inf), dim=1)
+    return torch.where(masked.any(dim=1, keepdim=True), visible, log_probs)
+
+
+def lowest_unmasked(log_probs: torch.Tensor) -> torch.Tensor:
+    """Return the lowest log-probability of the classes that are not masked out."""
+    return log_probs.masked_fill(log_probs < MASKED, 0.0).min()
 
 
 def required(rows: torch.Tensor | None, name: str) -> torch.Tensor:

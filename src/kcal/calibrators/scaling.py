@@ -18,15 +18,13 @@ from scipy.optimize import minimize
 from torch.nn.functional import threshold
 
 from kcal.calibrators.base import Tags, buffer, fitted
-from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel
+from kcal.calibrators.logits import MASKED, MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, warn
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_number, parameter
 
-MASKED_LOG_PROB = -1e8
-"""Log-probabilities of a class that is masked out are lower."""
 MAX_GAP = 1e-9
 """The log-loss of fitted mixture weights exceeds the minimum by at most this."""
 MAX_MIXTURE_STEPS = 10_000
@@ -34,6 +32,8 @@ MAX_MIXTURE_STEPS = 10_000
 
 class IdentityModel(LogitModel):
     """softmax(z)."""
+
+    keeps_masks = True
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return the network's log-probabilities, (n, n_classes)."""
@@ -60,6 +60,7 @@ class Uncalibrated(LogitCalibrator):
 class TemperatureModel(LogitModel):
     """softmax(z / T)."""
 
+    keeps_masks = True
     temperature: torch.Tensor = buffer()
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
@@ -185,6 +186,7 @@ def fit_ensemble_weights(densities: Floats, weights: Floats) -> Floats:
 class DiagonalModel(LogitModel):
     """softmax(w ∘ z + b)."""
 
+    keeps_masks = True
     weights: torch.Tensor = buffer("n_classes")
     bias: torch.Tensor = buffer("n_classes")
 
@@ -197,6 +199,7 @@ class DiagonalModel(LogitModel):
 class MatrixModel(LogitModel):
     """softmax(W·z + b)."""
 
+    keeps_masks = True
     weights: torch.Tensor = buffer("n_classes", "n_classes")
     bias: torch.Tensor = buffer("n_classes")
 
@@ -208,7 +211,7 @@ class MatrixModel(LogitModel):
 
 def unmasked(log_probs: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities with 0 for a class that is masked out: it contributes nothing to any class."""
-    return threshold(log_probs, MASKED_LOG_PROB, 0.0)
+    return threshold(log_probs, MASKED, 0.0)
 
 
 class VectorScaling(LogitCalibrator):

@@ -203,7 +203,8 @@ def read_subgroups(path: Path, name: str) -> Any:
     except InvalidInputError as error:
         what = error.parameter.replace("groups", "--by")
         raise InvalidInputError(what, error.expected, got=error.got, remedy=error.remedy) from error
-    return pandas.Series(values, name=name)
+    file = kcal.embeddings.read.other_file(name)
+    return pandas.Series(values, name=name if file is None else file[2] or Path(file[1]).stem)
 
 
 def with_before(path: Path, name: str | None, after: Comparison) -> Comparison:
@@ -273,6 +274,9 @@ def measure(
     import numpy as np
 
     outputs, classes = comparison.outputs, comparison.classes
+    codes = kcal.validation.encode_labels(
+        outputs.labels, classes
+    )  # integers are no columns: files have their own order
     confidence = None if shared["no_intervals"] else 0.95 if shared["confidence"] is None else shared["confidence"]
     units = np.arange(len(outputs.labels)) if outputs.groups is None else outputs.groups
     resampled = units if outputs.weights is None else units[outputs.weights > 0]
@@ -289,9 +293,10 @@ def measure(
         subgroups = None
         if by is not None:
             probs = [*comparison.probs.values()][-1]
-            subgroups = kcal.evaluate(
-                probs, outputs.labels, classes=classes, by=by, confidence=confidence, **options, **resampling
-            )
+            level = {"resamples": 20} if confidence is None else {"confidence": confidence}
+            subgroups = kcal.evaluate(probs, outputs.labels, classes=classes, by=by, **options, **resampling | level)
+            if confidence is None:
+                subgroups = replace(subgroups, **dict.fromkeys(("debiased", "low", "high"), subgroups.low * np.nan))
     first = next(iter(evaluations.values()))
     figures: dict[str, Any] = {name: None if path is None else str(path) for name, path in sources.items()}
     for name in ("n_samples", "n_classes", "bins", "threshold", "clip", "confidence"):
@@ -312,12 +317,12 @@ def measure(
             report_file = import_module("kcal.report").write_report(
                 shared["report"],
                 {method_title(name): probs for name, probs in comparison.probs.items()},
-                kcal.validation.encode_labels(outputs.labels, classes),
+                codes,
                 class_names=classes.tolist(),
                 evaluations={method_title(name): evaluation for name, evaluation in evaluations.items()},
                 sample_weight=outputs.weights,
                 groups=outputs.groups,
-                by=by,
+                by=subgroups,
                 sources=facts,
                 limit=shared["figures"] or 20,
                 settings={} if confidence is None else {name: f"{value:,}" for name, value in resampling.items()},
@@ -336,8 +341,8 @@ def show_evaluations(evaluations: Mapping[str, Any], subgroups: Any, report_file
         screen.print("--json FILE and --report FOLDER have the confidence intervals.")
     elif first.confidence is not None:
         screen.print(
-            f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling, without the part of "
-            "calibration errors that is due to chance."
+            f"In brackets: {100 * first.confidence:.6g} % confidence intervals by resampling. Calibration errors are "
+            "biased upwards: their intervals are about the debiased value, without the part that chance adds."
         )
     if subgroups is not None:
         screen.print(f"\nsubgroups: {shown(method_title([*evaluations][-1]))}")
@@ -358,6 +363,8 @@ def metrics_table(evaluations: Mapping[str, Any], *, transposed: bool = False) -
         cells = [f"[bold]{text}[/]" if is_best else text for text, is_best in values]
         for place, evaluation in enumerate(evaluations.values()):
             if not transposed and (ends := evaluation.intervals.get(metric.name)) is not None:
+                debiased = evaluation.debiased.get(metric.name)
+                cells[place] += "" if debiased is None else f"\n[dim]debiased {metric.format(debiased)}[/]"
                 cells[place] += f"\n[dim]\\[{', '.join(map(metric.format, ends))}][/]"
         rows.append([metric.labelled(metric.title), *cells])
     if transposed:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -213,9 +214,18 @@ def methods(name: options.MethodName = None, **shared: options.Shared) -> Result
         for parameter, value in result[name]["parameters"].items():
             table.add_row(parameter, option_of(parameter), shown(json.dumps(value)))
         screen.print(table)
-        typer.echo(inspect.getdoc(known[name].calibrator_class))
+        typer.echo(method_help(known[name].calibrator_class, result[name]["parameters"]))
 
     return Result(result, show)
+
+
+def method_help(method: type, parameters: Collection[str]) -> str:
+    """Return the first paragraph about a method and what is said about some of its parameters, without markup."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", inspect.getdoc(method) or "").replace("``", "")
+    section = text.partition("Parameters\n----------\n")[2].partition("\n\n")[0]
+    entries = re.split(r"\n(?=\S)", section)
+    chosen = [entry for entry in entries if set(re.split(r", | : ", entry.partition("\n")[0])) & set(parameters)]
+    return "\n".join([f"{text.partition(chr(10) * 2)[0]}\n", *chosen]).rstrip()
 
 
 @options.takes(options.OUTPUT)
@@ -238,16 +248,23 @@ def compress(
     [green]kcal compress model.kcal --size 0.1 --out small.kcal[/]
     """
     check_writable(out, MODELS, inputs=(model,))
+    share = None if size is None else parse_value(size)
+    is_size = (isinstance(share, int) and share >= 1) or (isinstance(share, float) and 0 < share <= 1)
+    problem = f"--size must be a number of points such as 500, or a share such as 0.1; got {size}."
+    check_options(
+        (size is not None and not (is_size and share is not True), problem),
+        ((size is None) == (max_loss_increase is None), "Give --size or --max-loss-increase, and not both."),
+    )
     calibrator: Any = kcal.persistence.load_calibrator(model)
     if not calibrator.tags.has_support:
         raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")
     small = calibrator.compress(
-        None if size is None else parse_value(size),
+        share,
         max_loss_increase=max_loss_increase,
         min_cluster_size=min_cluster_size,
     )
     before, after = calibrator.support_size_, small.support_size_
-    wanted = parse_value(size or "0")
+    wanted = share or 0
     if min_cluster_size > 1 and after < (wanted if wanted > 1 else int(wanted * before)):
         text = f"There are {after:,} support points, below --size {size}: --min-cluster-size {min_cluster_size} allows "
         text += "no more."

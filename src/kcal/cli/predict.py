@@ -209,7 +209,7 @@ def explain(
             frame.insert(1, "row_id", frame["row"].map(names))
         write_table(csv, {name: frame[name].to_numpy() for name in frame})
     if plot is not None:
-        title = f"{explanation.heading()}, {names[rows[0]]}" if names else explanation.heading()
+        title = with_id(explanation.heading(), names, rows[0])
         axes = plots.explanation(explanation, 0, title=plots.style.wrap_label(title))
         with kcal.files.atomic_path(plot) as temporary:
             figure: Any = axes.get_figure(root=True)
@@ -220,12 +220,16 @@ def explain(
 
     def show() -> None:
         for one in itertools.islice(explanation, SHOWN_ROWS):
-            name = names.get(one.numbers.item())
-            typer.echo(f"{one}\n" if name is None else f"{printable(name)}, {one}\n")
+            typer.echo(f"{with_id(str(one), names, one.numbers.item())}\n")
         if len(rows) > SHOWN_ROWS:
             typer.echo(f"and {len(rows) - SHOWN_ROWS:,} more; --csv FILE and --json FILE have all, --row N shows one.")
 
     return Result(entries, show)
+
+
+def with_id(text: str, names: Mapping[int, Any], row: int) -> str:
+    """Return a text about a row that begins with its number, with its id after it: "row 14 (id 5312): Coat"."""
+    return text.replace(f"row {row}:", f"row {row} (id {printable(names[row])}):", 1) if row in names else text
 
 
 def chosen_rows(outputs: Any, path: Path, rows: Sequence[int] | None, ids: Sequence[str] | None) -> Any:

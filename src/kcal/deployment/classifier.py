@@ -50,14 +50,30 @@ from kcal.embeddings import BatchReader, ClassifierOutputs, Head, check_order, e
 from kcal.embeddings.extraction import SplitBatch, check_finite
 from kcal.embeddings.heads import Outputs, layer_name
 from kcal.embeddings.networks import checksum, count_rows, device_of, evaluation_mode, preserve_state, unwrap
-from kcal.errors import InvalidInputError, NetworkWarning, warn
+from kcal.errors import InvalidInputError, NetworkWarning, RepresentationWarning, warn, without_warnings
 from kcal.modes import without_autocast
 from kcal.persistence import from_parts, load_with_network, save, to_parts
-from kcal.validation import check_columns, check_labels, collect_classes, encode_labels, shown, to_array
+from kcal.validation import (
+    check_columns,
+    check_labels,
+    collect_classes,
+    encode_labels,
+    shown,
+    to_array,
+    warn_probabilities,
+)
 
 ARRAYS = (torch.Tensor, np.ndarray)
 BATCH_ROWS = 256
 """Rows of an array that the network gets at once."""
+NO_NETWORK = (
+    "A scikit-learn classifier clf needs no network: StructuredMatrixScaling().fit(clf.decision_function(X), y, "
+    'classes=clf.classes_), or StructuredMatrixScaling(representation="probabilities") with clf.predict_proba(X).'
+)
+RETURN_LOGITS = (
+    "Leave out the softmax or sigmoid or, of several probabilities, pass TemperatureScaling(representation="
+    '"probabilities") as the method.'
+)
 Source = ClassifierOutputs | Iterable[Any] | str | os.PathLike[str]
 """A loader, a batch, outputs, or a folder of outputs."""
 
@@ -111,7 +127,8 @@ class CalibratedClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):
-            raise InvalidInputError("network", "must be an nn.Module", got=shown(network))
+            remedy = "" if not hasattr(network, "predict_proba") else NO_NETWORK
+            raise InvalidInputError("network", "must be an nn.Module", got=shown(network), remedy=remedy)
         if not isinstance(method, str | Calibrator):
             raise InvalidInputError("method", "must be the name of a method or a calibrator", got=shown(method))
         self.network = unwrap(network)
@@ -169,7 +186,10 @@ class CalibratedClassifier(nn.Module):
             training = with_names(self.outputs(train_loader), classes)
         if classes is None and calibration.logits is not None and "classes" in calibrator.tags.fit_options:
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
-        self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
+        if logits is not None and of_what is not None:
+            warn_probabilities(torch.from_numpy(np.asarray(logits)), of_what, "The network's output", RETURN_LOGITS)
+        with without_warnings(RepresentationWarning):
+            self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)
         return self
 
@@ -239,7 +259,9 @@ class CalibratedClassifier(nn.Module):
         A batch is a tensor, a tuple or a mapping. The network runs in evaluation mode and stays as it was.
         """
         calibrator, _ = self._fitted()
-        probs: NDArray[np.float32] = predict_on(calibrator, self.outputs(data, labelled=False))
+        outputs = self.outputs(data, labelled=False)
+        with without_warnings(RepresentationWarning):  # the fit has warned
+            probs: NDArray[np.float32] = predict_on(calibrator, outputs)
         return probs
 
     def predict(self, data: Source) -> NDArray[Any]:

@@ -30,7 +30,7 @@ from kcal.embeddings.networks import (
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.errors import InvalidInputError, LoaderWarning, RepresentationWarning, warn
 from kcal.progress import progress_bar
-from kcal.validation import check_labels, look_like_probabilities, raise_where, shown, to_array
+from kcal.validation import MULTI_LABEL, check_labels, look_like_probabilities, raise_where, shown, to_array
 
 SplitBatch = Callable[[Any], tuple[Any, Any]]
 """Returns the inputs of the network and the labels (or None) of a batch."""
@@ -254,10 +254,7 @@ def check_batch_labels(labels: Any, name: str, n_samples: int, n_classes: int) -
     """Return the labels of a batch, (n_samples,); raise if they are not columns of the logits."""
     array = to_array(labels, name)
     if array.ndim == 2 and array.shape[1] > 1:
-        remedy = (
-            "Pass labels.argmax(1) of one-hot rows. Several labels per sample (multi-label) are not supported: fit one "
-            "calibrator per label, on its own logit."
-        )
+        remedy = f"Pass labels.argmax(1) of one-hot rows. {MULTI_LABEL}"
         raise InvalidInputError(name, "must be one class per sample", got=f"shape {array.shape}", remedy=remedy)
     codes = check_labels(array[:, 0] if array.shape[1:] == (1,) else array, n_samples, name)
     if codes.dtype.kind == "U":

@@ -151,7 +151,8 @@ def match_columns(
         matches += [tuple(text for text in available if text.startswith(f"{start}_")) for start in candidates]
     columns = next((names for names in matches if names), ())
     if not columns and name != part:
-        raise InvalidInputError(part, f"must name what is there, {_listed(available)}", got=repr(name))
+        choices = available if part in MATRICES else [text for text in available if text not in (*MATRICES, "classes")]
+        raise InvalidInputError(part, f"must name what is there, {_listed(choices)}", got=repr(name))
     return columns
 
 

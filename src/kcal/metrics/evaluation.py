@@ -193,7 +193,8 @@ def evaluate(
     by
         Subgroup of each sample, (n_samples,), such as sex or device. The result then is a `SubgroupEvaluation`: one row
         per subgroup with accuracy, mean confidence, ECE and its interval (95 % unless ``confidence`` says otherwise),
-        and whether the confidence is too high or too low and differs from that of the others, beyond chance.
+        whether the confidence is too high or too low, and whether its gap then differs from that of the other samples,
+        beyond chance.
     """
     check_choice(protocol, "protocol", get_args(Protocol))
     predictions = check_predictions(probs, labels, sample_weight, classes, groups)

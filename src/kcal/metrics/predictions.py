@@ -22,6 +22,7 @@ from kcal.validation import (
     column_names,
     encode_labels,
     table_classes,
+    to_array,
 )
 
 Floats = NDArray[np.floating[Any]]
@@ -124,10 +125,13 @@ def check_predictions(
     """Check probabilities, labels, weights and groups; rows of weight 0 are left out.
 
     Labels are column indices, booleans of two columns, members of ``classes``, or names of the columns of a table.
+    Integers are column indices where ``classes`` are text.
     """
     if _rank(probs) < _rank(labels):
         remedy = "The order of arguments is (probs, labels): these look swapped."
         raise InvalidInputError("labels", "must have one class per sample", got="a matrix", remedy=remedy)
+    if _rank(labels) == 2 and (matrix := to_array(labels, "labels")).shape[1:] != (1,):
+        check_labels(matrix, len(matrix), "labels")  # raises for several labels per sample, whatever probs are
     checked = check_probs(probs)
     n_samples, n_classes = checked.shape
     if classes is None and column_names(probs):
@@ -139,7 +143,11 @@ def check_predictions(
         if len(names) != n_classes:
             expected = f"must name all {n_classes} columns of probs, in their order"
             raise InvalidInputError("classes", expected, got=f"{len(names)} names")
-        columns = encode_labels(check_labels(labels, n_samples, "labels"), names).astype(np.intp, copy=False)
+        known = check_labels(labels, n_samples, "labels")
+        if names.dtype.kind == "U" and known.dtype.kind in "biu":  # columns, as in fits
+            columns = check_columns(known, n_samples, n_classes)
+        else:
+            columns = encode_labels(known, names).astype(np.intp, copy=False)
     codes = None if groups is None else check_groups(groups, n_samples)
     weights = None if sample_weight is None else check_weights(sample_weight, n_samples)
     predictions = Predictions(checked, columns, weights, codes)

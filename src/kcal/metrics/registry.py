@@ -116,7 +116,7 @@ PROTOCOLS: dict[str, dict[str, Metric]] = {
         _error(expected_calibration_error, "ECE", "ECE"),
         _error(classwise_calibration_error, "class-wise ECE", "class-wise ECE"),
         _error(smooth_calibration_error, "smooth ECE", "smooth ECE"),
-        Metric("brier_score", "Brier", "Brier score", "", "lower", brier_score),
+        Metric("brier_score", "Brier score", "Brier score", "", "lower", brier_score),
         _log_loss,
     ),
     "paper": _by_name(

@@ -4,8 +4,9 @@ With the shares s_i of the rows (1/n, or their weights over the sum) and the con
 
     accuracy − mean confidence = Σ s_i·(o_i − c_i),    o_i = 1 if the top class is right, else 0.
 
-Two hypotheses are tested for each subgroup: "its gap is 0", and "its gap is that of all other samples". Under both, the
-rate of row i is c_i + δ, with δ = 0 or the gap of all samples, and the variance of a gap is Σ s_i²·q_i·(1 − q_i) with
+Two hypotheses are tested for each subgroup: "its gap is 0", and "its gap is that of all other samples". A subgroup
+differs if both are rejected: a healthy one is not marked because a bad one is among the others. Under both, the rate of
+row i is c_i + δ, with δ = 0 or the gap of all samples, and the variance of a gap is Σ s_i²·q_i·(1 − q_i) with
 q_i = c_i + δ; with groups, whose rows may err together, the variance of the sums of groups if that is larger. The
 p-values are corrected for the number of subgroups by Holm's method: the probability that any subgroup is marked, if all
 hypotheses hold, is at most 1 − confidence.
@@ -13,6 +14,7 @@ hypotheses hold, is at most 1 − confidence.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import t as student
 
-from kcal.errors import InvalidInputError
+from kcal.errors import InvalidInputError, KcalWarning, warn
 from kcal.metrics.binning import sort_event
 from kcal.metrics.intervals import estimate_error, measure_gaps
 from kcal.metrics.predictions import Binning, Predictions
@@ -32,6 +34,11 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 MAX_SUBGROUPS = 1000
+MIN_CONTINUOUS = 10
+"""Subgroups from which a column of single samples looks continuous."""
+RANGES = "Cut numbers into ranges, as by pandas.cut."
+MIN_WIDTH = 80
+"""Of the lines below a table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,25 +73,50 @@ class SubgroupEvaluation:
 
     @property
     def differs(self) -> NDArray[np.bool_]:
-        """Whether the gap differs from that of the other samples beyond chance."""
-        return np.asarray(self.difference_p_values < 1 - self.confidence)
+        """Whether the gap is beyond chance, and so is its difference from that of the other samples."""
+        level = 1 - self.confidence
+        return np.asarray((self.p_values < level) & (self.difference_p_values < level))
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether an interval of an ECE is known."""
+        return bool(np.isfinite(self.low).any())
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per subgroup."""
         import pandas
 
-        names = ("counts", "accuracy", "mean_confidence", "gap", "error", "debiased", "low", "high", "direction")
-        columns = {name: getattr(self, name) for name in (*names, "p_values", "differs", "difference_p_values")}
+        ends = ("debiased", "low", "high") if self.has_intervals else ()
+        columns = {"samples": self.counts, "accuracy": self.accuracy, "mean_confidence": self.mean_confidence}
+        columns |= {"gap": self.gap, "ECE": self.error} | {name: getattr(self, name) for name in ends}
+        tests = ("direction", "p_values", "differs", "difference_p_values")
+        columns |= {name: getattr(self, name) for name in tests}
         return pandas.DataFrame(columns, index=pandas.Index(self.names, name=self.by))
 
     def __str__(self) -> str:
         frame = self.to_frame().drop(columns=["gap", "p_values", "difference_p_values"])
-        note = (
-            f"error is the ECE, with its {100 * self.confidence:.6g} % interval; direction: too high or too low; "
-            "differs: accuracy minus confidence is not that of the others; beyond chance, corrected for "
-            f"{len(self.names):,} subgroups by Holm's method"
+        percentages = [
+            name for name in ("accuracy", "mean_confidence", "ECE", "debiased", "low", "high") if name in frame
+        ]
+        frame[percentages] *= 100
+        frame = frame.rename(columns={name: f"{name.replace('_', ' ')}, %" for name in percentages})
+        frame["differs"] = np.where(self.differs, "yes", "")
+        text = frame.to_string(float_format="{:.2f}".format, na_rep="–")
+        return "\n".join([text, *textwrap.wrap(self.note, max(MIN_WIDTH, len(text.partition("\n")[0])))])
+
+    @property
+    def note(self) -> str:
+        """What the columns of the table are, in words."""
+        level, several = f"{100 * (1 - self.confidence):.6g} %", len(self.names) > 1
+        ends = (
+            f"low and high: {100 * self.confidence:.6g} % interval of the debiased ECE. " if self.has_intervals else ""
         )
-        return f"{frame.to_string(float_format='{:.4f}'.format, na_rep='–')}\n{note}"
+        other = "; differs: this gap is not that of the other samples either" if several else ""
+        corrected = f", corrected for {len(self.names):,} subgroups by Holm's method" if several else ""
+        text = (
+            f"{ends}Direction: the mean confidence is too high or too low{other}; beyond chance, at a level of {level}"
+        )
+        return f"{text}{corrected}."
 
 
 def evaluate_subgroups(
@@ -129,10 +161,12 @@ def check_subgroups(by: Any, sample_weight: Any, n_samples: int) -> tuple[NDArra
         codes, values = codes[present], values[present]
     found, first, codes = np.unique(codes, return_index=True, return_inverse=True)
     if len(found) > MAX_SUBGROUPS:
-        remedy = "Cut numbers into ranges, as by pandas.cut."
         raise InvalidInputError(
-            "by", f"must have at most {MAX_SUBGROUPS:,} values", got=f"{len(found):,}", remedy=remedy
+            "by", f"must have at most {MAX_SUBGROUPS:,} values", got=f"{len(found):,}", remedy=RANGES
         )
+    n_single = int((np.bincount(codes) == 1).sum())
+    if len(found) >= MIN_CONTINUOUS and 2 * n_single > len(found):
+        warn(f"{n_single:,} of the {len(found):,} subgroups of by have a single sample.", KcalWarning, remedy=RANGES)
     return codes, values[first], str(getattr(by, "name", None) or "subgroup")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 from numpy.typing import ArrayLike
 
 from kcal.errors import InvalidInputError
@@ -201,10 +201,10 @@ def rank_plot(ranks: AverageRanks, *, ax: Axes | None = None, title: str | None 
 
 
 def subgroup_plot(subgroups: SubgroupEvaluation, *, ax: Axes | None = None, title: str | None = None) -> Axes:
-    """Draw accuracy and mean confidence of each subgroup, joined by their gap, with the ECE and its interval.
+    """Draw accuracy and mean confidence of each subgroup, joined by their gap, with the debiased ECE and its interval.
 
-    The gap is in colour where the confidence is too high or too low beyond chance; a star marks subgroups that differ
-    from the others.
+    The gap is in colour where the confidence is too high or too low beyond chance; a star marks those of them whose gap
+    differs from that of the other samples. Without intervals, the ECE itself is shown.
 
     Parameters
     ----------
@@ -216,15 +216,20 @@ def subgroup_plot(subgroups: SubgroupEvaluation, *, ax: Axes | None = None, titl
     check_kind(subgroups, "subgroups", SubgroupEvaluation, "the result of kcal.metrics.evaluate(probs, labels, by=...)")
     check_count(len(subgroups.names), "subgroups", "subgroups")
     places, names = range(len(subgroups.names)), [wrap_label(name, width=28, lines=1) for name in subgroups.names]
-    ax = prepare_axes(ax, 7.6, 1.4 + 0.38 * len(names), title, pad=28)
-    colours = [GAP if direction else COUNTS for direction in subgroups.direction]
-    ax.hlines(places, subgroups.accuracy, subgroups.mean_confidence, color=colours, linewidth=4, alpha=0.6)
+    ax = prepare_axes(ax, 7.6, 1.6 + 0.38 * len(names), title, pad=44)
+    colours = np.where([bool(direction) for direction in subgroups.direction], GAP, COUNTS)
+    for colour, label in ((COUNTS, "gap"), (GAP, "gap beyond chance")):
+        rows = np.flatnonzero(colours == colour)
+        ends = subgroups.accuracy[rows], subgroups.mean_confidence[rows]
+        ax.hlines(rows, *ends, color=colour, linewidth=4, alpha=0.6, label=label if len(rows) else "_none")
     ax.plot(subgroups.accuracy, places, "o", color=OBSERVED_EDGE, markersize=8, label="accuracy")
     style: dict[str, Any] = {"markerfacecolor": "white", "color": GAP, "markersize": 7, "label": "mean confidence"}
     ax.plot(subgroups.mean_confidence, places, "D", **style)
-    ends = zip(places, subgroups.error, subgroups.low, subgroups.high, strict=True)
-    texts = [(place, f"{100 * error:.2f} [{100 * low:.2f}, {100 * high:.2f}]") for place, error, low, high in ends]
-    for place, text in [(-0.8, "ECE, %"), *texts]:
+    heading, texts = "ECE, %", [f"{100 * error:.2f}" for error in subgroups.error]
+    if subgroups.has_intervals:
+        values = zip(*(100 * part for part in (subgroups.debiased, subgroups.low, subgroups.high)), strict=True)
+        heading, texts = "debiased ECE, %", [f"{error:.2f} [{low:.2f}, {high:.2f}]" for error, low, high in values]
+    for place, text in [(-0.8, heading), *enumerate(texts)]:
         at_right: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
         ax.annotate(text, (1.0, place), xytext=(8, 0), va="center", **at_right)
     marks = [" *" if differs else "" for differs in subgroups.differs]
@@ -232,9 +237,9 @@ def subgroup_plot(subgroups: SubgroupEvaluation, *, ax: Axes | None = None, titl
         places, [f"{name} ({n:,}){mark}" for name, n, mark in zip(names, subgroups.counts, marks, strict=True)]
     )
     ax.set_ylim(len(names) - 0.5, -0.5)
-    note = "   (* differs from the other samples)" if any(marks) else ""
+    note = "   (* gap differs from the rest)" if any(marks) else ""
     ax.set(xlabel=f"accuracy and mean confidence{note}", ylabel=wrap_label(subgroups.by, width=40, lines=1))
-    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g} %"))
     ax.grid(axis="x", alpha=0.25)
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return ax

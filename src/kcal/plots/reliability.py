@@ -54,7 +54,7 @@ def reliability_diagram(
     confidence: float | None = 0.95,
     title: str | None = None,
     class_name: str | None = None,
-    legend: bool = True,
+    legend: bool | None = None,
 ) -> Axes:
     """Draw observed frequency against prediction, and their gap; below, the samples of each bin on a logarithmic axis.
 
@@ -88,7 +88,7 @@ def reliability_diagram(
     class_name
         Name of the class of the bins; "class 3" and the like if None.
     legend
-        Whether to draw a legend.
+        Whether to draw a legend; by default on a new figure only, because beside other axes it has no room.
 
     Returns
     -------
@@ -96,16 +96,17 @@ def reliability_diagram(
         The axes of the frequencies; those of the counts are their ``child_axes[0]``, with the label of both.
     """
     bins = _check_bins(predictions, labels, of)
-    heading, label, frequency = "confidence", "confidence", "accuracy"
+    heading, label, frequency, error = "confidence", "confidence", "accuracy", "ECE"
     if bins.of != "confidence":
         name = class_name or f"class {bins.of}"
         heading = wrap_label(name, width=34, lines=2)
         label = wrap_label(f"predicted probability of {name}", width=52, lines=2)
-        frequency = "observed frequency"
+        frequency, error = "observed frequency", "calibration error"
     if title is None:
         separator = ":\n" if len(heading) > 30 else ": "
-        title = f"{heading}{separator}{_error_text(bins, 'calibration error')}"
+        title = f"{heading}{separator}{_error_text(bins, error)}"
     is_new, n_lines = ax is None, 1 + label.count("\n")
+    legend = is_new if legend is None else legend
     height = 6.0 + 0.2 * (title.count("\n") + n_lines) + 0.75 * legend
     ax = prepare_axes(ax, 5.2, height, title)
     strip = _draw_panel(ax, bins, minimum_count, confidence, marker_size=4)

@@ -75,7 +75,7 @@ def render_report(
     evaluations: Mapping[str, Evaluation] | None = None,
     sample_weight: ArrayLike | None = None,
     groups: ArrayLike | None = None,
-    by: ArrayLike | None = None,
+    by: ArrayLike | SubgroupEvaluation | None = None,
     sources: Mapping[str, str] | None = None,
     settings: Mapping[str, str] | None = None,
     limit: int = 20,
@@ -101,7 +101,8 @@ def render_report(
     groups
         Group of each sample, (n_samples,), as passed to `evaluate`: intervals resample whole groups.
     by
-        Subgroup of each sample, (n_samples,), as in `evaluate`: adds a section about the subgroups.
+        Subgroup of each sample, (n_samples,), or what `evaluate` returned for them: adds a section about the subgroups
+        of the last method.
     sources, settings
         Further lines for the sections "Data" and "Settings": text by term.
     limit
@@ -121,7 +122,9 @@ def render_report(
     used = methods[-1].evaluation
     of_rows: dict[str, Any] = {"sample_weight": sample_weight, "groups": groups, "bins": used.bins}
     of_rows |= {} if used.confidence is None else {"confidence": used.confidence}
-    subgroups = None if by is None else evaluate(probs[[*probs][-1]], labels, by=by, protocol=used.protocol, **of_rows)
+    subgroups = by if isinstance(by, SubgroupEvaluation) else None
+    if by is not None and not isinstance(by, SubgroupEvaluation):
+        subgroups = evaluate(probs[[*probs][-1]], labels, by=by, protocol=used.protocol, **of_rows)
     report = Report([readable(label) for label in names], methods, limit, minimum_count, subgroups)
     return render(
         "report.html",
@@ -297,14 +300,17 @@ class Report:
             Column("accuracy, %"),
             Column("mean confidence, %"),
         ]
-        columns += [Column("ECE, %"), Column("debiased, %"), Column(f"{100 * found.confidence:.6g} % interval, %")]
-        columns += [Column("confidence is", number=False), Column("differs from the others", number=False)]
+        columns += [Column("ECE, %")]
+        if found.has_intervals:
+            columns += [Column("debiased, %"), Column(f"{100 * found.confidence:.6g} % interval, %")]
+        columns += [Column("confidence is", number=False), Column("gap differs from the rest", number=False)]
         rows = []
         for k, (label, direction) in enumerate(zip(found.names, found.direction, strict=True)):
-            numbers = (found.accuracy, found.mean_confidence, found.error, found.debiased)
+            numbers = (found.accuracy, found.mean_confidence, found.error)
             row = [name(label), count(found.counts[k]), *(points(values[k]) for values in numbers)]
-            row += [f"[{points(found.low[k])}, {points(found.high[k])}]", direction, "yes" if found.differs[k] else ""]
-            rows.append(row)
+            if found.has_intervals:
+                row += [points(found.debiased[k]), f"[{points(found.low[k])}, {points(found.high[k])}]"]
+            rows.append([*row, direction, "yes" if found.differs[k] else ""])
         return Table(columns, rows)
 
     @property

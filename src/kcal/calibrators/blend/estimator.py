@@ -22,7 +22,7 @@ from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
 from kcal.calibrators.fit_warnings import warn_fewer_than_classes, warn_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.logits import check_logits, columns_of, to_log_probs
+from kcal.calibrators.logits import check_logits, columns_of, lowest_unmasked, to_log_probs
 from kcal.calibrators.online import BandwidthRecord, SampleTable, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError, KcalWarning, warn
@@ -279,7 +279,7 @@ class KCalBlend(KernelCalibrator):
         else:
             model = model.with_support(sorted_support(samples))
             if samples.logits is not None:  # the lowest may have been that of a forgotten sample
-                lowest = float(to_log_probs(samples.logits, model.representation).min())
+                lowest = float(lowest_unmasked(to_log_probs(samples.logits, model.representation)))
                 model = model.changed(min_log_prob=model.min_log_prob.clamp_min(lowest))
         return replace(fit, model=model, history=history, is_search_due=is_due)
 

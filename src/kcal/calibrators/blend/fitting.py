@@ -12,7 +12,7 @@ from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, log_e
 from kcal.calibrators.blend.network import OtherSamples, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
 from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, support_values
-from kcal.calibrators.logits import to_log_probs
+from kcal.calibrators.logits import lowest_unmasked, to_log_probs
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.kernels import get_kernel, leave_out_rule, search_with_background, sorted_support
 from kcal.projection import ignores_length
@@ -83,7 +83,7 @@ def fit_blend(
         has_logits=samples.logits is not None,
         background=background,
         log_scale=estimate.support.log_mean_scale,
-        min_log_prob=scores.min(),
+        min_log_prob=lowest_unmasked(scores),
         centre=centre,
         radius=torch.cdist(doubled, centre[None], compute_mode="donot_use_mm_for_euclid_dist").max(),
         frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),

@@ -26,7 +26,7 @@ from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
 from kcal.calibrators.kernel_model import SupportModel, as_embeddings
-from kcal.calibrators.logits import required, to_log_probs
+from kcal.calibrators.logits import MASKED, required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
 from kcal.embeddings.heads import CONVOLUTIONS
 from kcal.errors import InvalidInputError
@@ -34,9 +34,9 @@ from kcal.kernels import ClassSums, SortedSupport
 from kcal.validation import MAX_MAGNITUDE, shown, to_numbers, unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
-MASKED_BELOW, MASK_FACTOR = -5000.0, 10.0
+FAR_BELOW, MASK_FACTOR = -5000.0, 10.0
 """A class is masked out of the logits, not unlikely, if its log-probability is below the first, and below the second
-times the lowest one of calibration samples."""
+times the lowest one of calibration samples, or below ``MASKED``."""
 MIN_PROB = 1e-12
 """Of an expert, in logarithms."""
 HEADS = "must be an nn.Linear, a 1×1 convolution or a pair of arrays, weight (n_classes, h) and bias (n_classes,)"
@@ -143,7 +143,7 @@ class BlendModel(SupportModel):
         refit = self.refit.log_probs(self.inside(points.to(counts)), bounded).clamp_min(log(MIN_PROB))
         pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
         estimate = log_estimate(counts, network, self.background)
-        masked_below = (MASK_FACTOR * self.min_log_prob).clamp_max(MASKED_BELOW)
+        masked_below = (MASK_FACTOR * self.min_log_prob).clamp(MASKED, FAR_BELOW)
         return Experts(pooled, estimate, counts, log_probs < masked_below)
 
     def inside(self, points: torch.Tensor) -> torch.Tensor:
