@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version as package_version
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response, Security
@@ -27,7 +27,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kcal.errors import InvalidInputError, KcalError, printable
+from kcal.errors import InvalidInputError, KcalError
 from kcal.serving.dashboard import render_dashboard, style_policy
 from kcal.serving.grpc import serve_grpc
 from kcal.serving.learning import FeedbackRecords
@@ -36,24 +36,18 @@ from kcal.serving.protocol import (
     HEADER_LENGTH,
     InferenceRequest,
     PrintableName,
-    busy,
     describe,
     encode_response,
+    error_text,
     parse,
-    read_ids,
     read_tensors,
+    run_sized,
     split_body,
+    too_large,
 )
 from kcal.serving.service import ANY_SCOPE, LOCAL_HOSTS, ServedModel, Service, Settings
 
-Result = TypeVar("Result")
-
 EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
-LARGE_BODY = 2**17
-"""Bodies of more bytes are parsed in a thread: other requests go on."""
-MAX_BODIES = 8
-"""Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
-MAX_MESSAGE_LENGTH = 500
 GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
 SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -132,25 +126,17 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def too_large(limit: int) -> HTTPException:
-    """Return the error for a body above the limit."""
-    return HTTPException(413, f"the body must have at most {limit} bytes")
-
-
-async def read_body(request: Request, read: Callable[[bytes, int], Result]) -> Result:
-    """Return what ``read`` makes of the body, after the request was authorized; in a thread if it is large."""
+async def read_body(request: Request) -> bytes:
+    """Return the body, after the request was authorized."""
     settings, length = the_service(request).settings, request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > settings.max_body:
         raise too_large(settings.max_body)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "the body must not be compressed")
     try:
-        body, max_json = await request.body(), settings.max_json
+        return await request.body()
     except ClientDisconnect:
         raise HTTPException(400, "the client left before its body was complete") from None
-    if len(body) > LARGE_BODY:
-        return await run_in_threadpool(read, body, max_json)
-    return read(body, max_json)
 
 
 # Predictions
@@ -178,23 +164,15 @@ predictions = APIRouter(route_class=Direct, dependencies=needs("predict"))
 @predictions.post("/v2/models/{name}/versions/1/infer", openapi_extra=json_body(InferenceRequest))
 async def infer(request: Request, name: str) -> Response:
     """Predict; the body is JSON, with binary tensors after it if the header says how long the JSON is."""
-    model = the_model(request, name)
-    predictor = model.predictor
+    model, max_json = the_model(request, name), the_service(request).settings.max_json
+    body, length = await read_body(request), request.headers.get(HEADER_LENGTH)
 
-    def read(body: bytes, max_json: int) -> tuple[InferenceRequest, list[str] | None, Any]:
-        text, binary = split_body(body, request.headers.get(HEADER_LENGTH))
+    def read() -> tuple[InferenceRequest, dict[str, Any]]:
+        text, binary = split_body(body, length)
         content = parse(InferenceRequest, text, max_json)
-        arrays = read_tensors(content.inputs, binary)
-        return content, read_ids(arrays), predictor.check(arrays)
+        return content, read_tensors(content.inputs, binary)
 
-    content, ids, arrays = await read_body(request, read)
-    wanted = content.wanted(predictor.default_outputs)
-    values = await model.predict(predictor, arrays, list(wanted), ids, content.parameters.explanation_samples)
-    head = {"model_name": model.name, "model_version": "1", **({} if content.id is None else {"id": content.id})}
-    if sum(one.size for one in values.values()) > LARGE_BODY:
-        text, blobs = await run_in_threadpool(encode_response, head, values, wanted)
-    else:
-        text, blobs = encode_response(head, values, wanted)
+    text, blobs = await model.infer(len(body), read, encode_response)
     if not blobs:
         return Response(text, media_type="application/json")
     headers = {HEADER_LENGTH: str(len(text))}
@@ -206,13 +184,15 @@ async def predict(request: Request) -> Response:
     """Predict from plain JSON."""
     service = the_service(request)
 
-    def read(body: bytes, max_json: int) -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
-        content = parse(PredictRequest, body, max_json)
+    body = await read_body(request)
+
+    def read() -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
+        content = parse(PredictRequest, body, service.settings.max_json)
         model = service.get(content.model)
         predictor = model.predictor
         return content, model, predictor, predictor.read_lists(content.__pydantic_extra__)
 
-    content, model, predictor, arrays = await read_body(request, read)
+    content, model, predictor, arrays = await run_sized(len(body), read)
     has_evidence = predictor.calibrator.tags.has_evidence if content.evidence is None else content.evidence
     chosen = {"evidence": has_evidence, "explanation": content.explain}
     outputs = ["ids", "labels", "probabilities", *(name for name, is_chosen in chosen.items() if is_chosen)]
@@ -229,11 +209,12 @@ models = APIRouter()
 
 
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
-async def feedback(request: Request, model: Model) -> dict[str, Any]:
+async def feedback(request: Request, service: Served, model: Model) -> dict[str, Any]:
     """Accept labels, corrections and erasures; they are on disk when this answers."""
     if model.learner is None:
         raise HTTPException(409, "the service has no store for feedback; start it with --store")
-    records = (await read_body(request, lambda body, limit: parse(FeedbackRecords, body, limit))).root
+    body = await read_body(request)
+    records = (await run_sized(len(body), parse, FeedbackRecords, body, service.settings.max_json)).root
     done = await run_in_threadpool(model.learner.give, records)
     results = [{"id": record.id, "status": status} for record, status in zip(records, done, strict=True)]
     return {"model_name": model.name, "accepted": len(results), "learns": not model.learner.reason, "results": results}
@@ -325,16 +306,14 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = HTTPException(400, describe(error.errors()))
     assert isinstance(error, StarletteHTTPException)
-    text = printable(str(error.detail).encode("utf-8", "replace").decode())[:MAX_MESSAGE_LENGTH]
-    return JSONResponse({"error": text}, error.status_code, error.headers)
+    return JSONResponse({"error": error_text(error.detail)}, error.status_code, error.headers)
 
 
 class Guard:
     """The outermost layer: limits of bodies, headers that protect browsers, and counts of requests."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.metrics, self.limit = app, service.metrics, service.settings.max_body
-        self.n_bytes = 0  # of all bodies in memory
+        self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
@@ -348,11 +327,8 @@ class Guard:
             nonlocal n_bytes
             message = await receive()
             size = len(message.get("body", b""))
-            n_bytes, self.n_bytes = n_bytes + size, self.n_bytes + size
-            if n_bytes > self.limit:
-                raise too_large(self.limit)
-            if self.n_bytes > MAX_BODIES * self.limit:
-                raise busy("too many bytes of other requests are waiting; try again later")
+            n_bytes += size
+            self.service.count_bytes(size, n_bytes)
             return message
 
         async def send_protected(message: Message) -> None:
@@ -366,10 +342,8 @@ class Guard:
         try:
             await self.app(inner, receive_limited, send_protected)
         finally:
-            self.n_bytes -= n_bytes
-            endpoint = getattr(inner.get("route"), "name", "other")
-            self.metrics.requests.labels(endpoint, str(status)).inc()
-            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - start)
+            self.service.n_bytes -= n_bytes
+            self.service.metrics.count_request(getattr(inner.get("route"), "name", "other"), str(status), start)
 
 
 def make_app(service: Service, on_failure: Callable[[str], None] | None = None) -> FastAPI:

@@ -22,7 +22,7 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalError, without_w
 from kcal.serving.learning import Learner
 from kcal.serving.metrics import Metrics
 from kcal.serving.predictor import Arrays, Predictor, Scores
-from kcal.serving.protocol import bad_request, busy
+from kcal.serving.protocol import InferenceRequest, Result, bad_request, busy, read_ids, run_sized, too_large
 from kcal.serving.record import Record, Summary
 from kcal.serving.tokens import Token, find_token, read_tokens
 
@@ -35,6 +35,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ANY_SCOPE = ("predict", "feedback", "metrics")
 """Scopes of what every token allows."""
+MAX_BODIES = 8
+"""Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
 MAX_EXPLAINED = 256
 """Rows of a request that can be explained."""
 
@@ -285,6 +287,36 @@ class ServedModel:
         )
         return answer
 
+    async def infer(
+        self,
+        size: int,
+        read: Callable[[], tuple[InferenceRequest, dict[str, NDArray[Any]]]],
+        encode: Callable[[dict[str, Any], dict[str, NDArray[Any]], dict[str, bool]], Result],
+    ) -> Result:
+        """Answer a request of the protocol.
+
+        Parameters
+        ----------
+        size : int
+            Bytes of the request.
+        read : callable
+            Returns the request and its arrays.
+        encode : callable
+            Returns the response, of the model's name and the like, outputs, and whether each is sent as binary data.
+        """
+        predictor = self.predictor
+
+        def checked() -> tuple[InferenceRequest, list[str] | None, Arrays]:
+            content, arrays = read()
+            ids = read_ids(arrays)
+            return content, ids, predictor.check(arrays)
+
+        content, ids, arrays = await run_sized(size, checked)
+        wanted = content.wanted(predictor.default_outputs)
+        values = await self.predict(predictor, arrays, list(wanted), ids, content.parameters.explanation_samples)
+        head = {"model_name": self.name, "model_version": "1"} | ({} if content.id is None else {"id": content.id})
+        return await run_sized(sum(one.size for one in values.values()), encode, head, values, wanted)
+
     def _run(self, jobs: list[Job]) -> list[Any]:
         """Predict the rows of all jobs at once or, if the model cannot, one job after the other."""
         first, predictor = jobs[0], jobs[0].predictor
@@ -332,6 +364,8 @@ class Service:
         self.errors: dict[str, str] = {}
         """Why the latest file of a model was not loaded; the one before it stays in service."""
         self.metrics = Metrics(self)
+        self.n_bytes = 0
+        """Bytes of all requests in memory."""
         self.tokens: list[Token] | None = None if settings.tokens is None else read_tokens(settings.tokens)
         self.is_loaded = False
         """Whether all files have been looked at."""
@@ -366,6 +400,14 @@ class Service:
             raise HTTPException(401, message, {"WWW-Authenticate": challenge})
         if not any(token.allows(scope) for scope in scopes):
             raise HTTPException(403, f"the token does not have the scope {scopes[0]}")
+
+    def count_bytes(self, n_bytes: int, n_of_request: int) -> None:
+        """Count bytes that came; raise if those of their request, or of all requests in memory, are too many."""
+        self.n_bytes += n_bytes
+        if n_of_request > self.settings.max_body:
+            raise too_large(self.settings.max_body)
+        if self.n_bytes > MAX_BODIES * self.settings.max_body:
+            raise busy("too many bytes of other requests are waiting; try again later")
 
     async def run(self, on_failure: Callable[[str], None] | None = None) -> None:
         """Load the models, and look for changed files until the service stops.
