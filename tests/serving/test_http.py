@@ -112,11 +112,12 @@ def test_every_response_has_headers_that_protect_a_browser(client):
         assert "server" not in headers
 
 
-async def test_service_is_live_but_not_ready_before_its_models_are_loaded(folder):
-    transport = httpx.ASGITransport(make_app(Service(Settings(folder))))  # without its lifespan
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        paths = ("/healthz", "/readyz", "/v2/models/animals")
-        assert [(await client.get(path)).status_code for path in paths] == [200, 503, 503]
+async def test_service_without_models_is_live_but_not_ready(tmp_path):
+    with Service(Settings(tmp_path)) as service:
+        transport = httpx.ASGITransport(make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            paths = ("/healthz", "/readyz", "/v2/models/animals")
+            assert [(await client.get(path)).status_code for path in paths] == [200, 503, 404]
 
 
 # Bodies

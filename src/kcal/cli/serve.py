@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from importlib.util import find_spec
 
 import typer
@@ -54,7 +56,10 @@ def serve(model: options.Served, **shared: options.Shared) -> None:
     def show(address: str) -> None:
         console().print(shown(f"{model} at {address}"), soft_wrap=True)
 
-    app.serve(settings, None if quiet else show)
+    if app.serve(settings, None if quiet else show):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a search goes on in a thread, which the interpreter would wait for
 
 
 @options.takes(options.OUTPUT)

@@ -27,7 +27,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kcal.errors import InvalidInputError, KcalError
+from kcal.errors import InvalidInputError
 from kcal.serving.dashboard import render_dashboard, style_policy
 from kcal.serving.grpc import serve_grpc
 from kcal.serving.learning import FeedbackRecords
@@ -346,19 +346,18 @@ class Guard:
             self.service.metrics.count_request(getattr(inner.get("route"), "name", "other"), str(status), start)
 
 
-def make_app(service: Service, on_failure: Callable[[str], None] | None = None) -> FastAPI:
-    """Return the ASGI application of a service; ``on_failure`` is called if its only model cannot be loaded."""
+def make_app(service: Service) -> FastAPI:
+    """Return the ASGI application of a service whose models are loaded."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(service.run(on_failure))
+        running = asyncio.create_task(service.run())
         try:
             async with serve_grpc(service):
                 yield
         finally:
             service.stop()
             await running
-            await asyncio.to_thread(service.close)
 
     # the pages of FastAPI load scripts from other hosts; /openapi.json stays
     app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -381,25 +380,17 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
 
 
 class Server(uvicorn.Server):
-    """A server that stops if its only model cannot be loaded, and ends with exit code 0.
+    """A server that ends with exit code 0.
 
     Parameters
     ----------
-    settings : Settings
-        What is served, and how.
-
-    Attributes
-    ----------
     service : Service
-        What answers.
-    failure : str
-        Why the server stopped by itself; empty if it did not.
+        What answers; its models are loaded before the server runs.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.service, self.failure = Service(settings), ""
+    def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
-            make_app(self.service, self._fail),
+            make_app(service),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -415,22 +406,24 @@ class Server(uvicorn.Server):
         """Stop at a signal; uvicorn's own would end the process by the signal after the last answer."""
         self.force_exit, self.should_exit = self.should_exit, True
 
-    def _fail(self, message: str) -> None:
-        self.failure, self.should_exit = message, True
 
-
-def serve(settings: Settings, on_started: Callable[[str], None] | None = None) -> None:
+def serve(settings: Settings, on_started: Callable[[str], None] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns.
 
-    ``on_started`` is called with the address: from then on requests wait until they are answered.
+    ``on_started`` is called with the address when the models are loaded; clients that come earlier wait. The result
+    tells whether a thread still searches for bandwidths or weights. It cannot be interrupted, and nothing is lost with
+    it: a process that does not want to wait for it ends by ``os._exit``.
     """
-    server = Server(settings)
-    with closing(listen(settings.host, settings.port)) as listener:
-        if on_started is not None:
+    service = Service(settings)
+    server = Server(service)
+    if settings.grpc_port is not None:
+        listen(settings.host, settings.grpc_port, "--grpc-port").close()  # raises if it is taken
+    with closing(listen(settings.host, settings.port)) as listener, server.capture_signals(), service:
+        if on_started is not None and not server.should_exit:
             on_started(address_of(listener))
-        server.run(sockets=[listener])
-    if server.failure:
-        raise KcalError(server.failure)
+        if not server.should_exit:
+            server.run(sockets=[listener])
+    return any(model.is_working for model in service.models.values())
 
 
 def address_of(listener: socket.socket) -> str:
@@ -439,12 +432,12 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, option: str = "--port") -> socket.socket:
     """Return a socket that is bound to an address; raise if it is taken, or not one of this machine."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        remedy = "Pass another --port, or end what listens there." if error.errno == errno.EADDRINUSE else ""
+        remedy = f"Pass another {option}, or end what listens there." if error.errno == errno.EADDRINUSE else ""
         expected = f"must be an address at which this machine can listen ({error.strerror})"
-        raise InvalidInputError("--host and --port", expected, got=f"{host}:{port}", remedy=remedy) from None
+        raise InvalidInputError(f"--host and {option}", expected, got=f"{host}:{port}", remedy=remedy) from None

@@ -16,7 +16,6 @@ import numpy as np
 from fastapi import HTTPException
 from numpy.typing import NDArray
 
-from kcal.errors import InvalidInputError
 from kcal.serving.protocol import (
     LARGE_BODY,
     InferenceRequest,
@@ -233,10 +232,7 @@ async def serve_grpc(service: Service) -> AsyncIterator[None]:
     server = grpc.aio.server(options=list(options.items()))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),))
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    try:
-        server.add_insecure_port(f"{host}:{settings.grpc_port}")
-    except RuntimeError as error:
-        raise InvalidInputError("--grpc-port", "must be free", got=str(settings.grpc_port)) from error
+    server.add_insecure_port(f"{host}:{settings.grpc_port}")
     await server.start()
     try:
         yield

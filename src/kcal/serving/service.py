@@ -9,10 +9,11 @@ import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from fastapi import HTTPException
@@ -246,6 +247,11 @@ class ServedModel:
         """What answers now."""
         return self._predictor if self.learner is None else self.learner.predictor
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a thread of the model has not ended."""
+        return self.learner is not None and self.learner.is_working
+
     def replace(self, predictor: Predictor) -> None:
         """Let another file answer; requests that wait are answered by the one that they were checked with."""
         self._predictor = predictor
@@ -351,6 +357,8 @@ class ServedModel:
 class Service:
     """The models of a file or a folder, and the tokens of clients; both are read again when they change.
 
+    ``with Service(settings)`` loads the models, and closes them at the end.
+
     Parameters
     ----------
     settings : Settings
@@ -367,17 +375,25 @@ class Service:
         self.n_bytes = 0
         """Bytes of all requests in memory."""
         self.tokens: list[Token] | None = None if settings.tokens is None else read_tokens(settings.tokens)
-        self.is_loaded = False
-        """Whether all files have been looked at."""
         self._stamps: dict[str, Any] = {}
         self._token_stamp: Any = None
         self._stopping = asyncio.Event()
 
+    def __enter__(self) -> Self:
+        self.refresh()
+        if self.settings.path.is_file() and not self.models:
+            raise KcalError(next(iter(self.errors.values()), f"{self.settings.path} cannot be read."))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Save the records and close the stores; all models at the same time, as each may wait for a search."""
+        with ThreadPoolExecutor(len(self.models) or 1) as pool:
+            list(pool.map(ServedModel.close, self.models.values()))
+
     @property
     def is_ready(self) -> bool:
         """Whether there are models, and none is missing because its file cannot be loaded."""
-        is_complete = self.is_loaded and bool(self.models) and self.errors.keys() <= self.models.keys()
-        return is_complete and not self._stopping.is_set()
+        return bool(self.models) and self.errors.keys() <= self.models.keys() and not self._stopping.is_set()
 
     def get(self, name: str | None) -> ServedModel:
         """Return a model by its name, or the only one."""
@@ -385,8 +401,6 @@ class Service:
             return next(iter(self.models.values()))
         if name in self.models:
             return self.models[name]
-        if not self.is_loaded:
-            raise busy("the models are being loaded")
         names = ", ".join(sorted(self.models))
         raise HTTPException(400 if name is None else 404, f"there is no model {name!r}; the models are {names}")
 
@@ -409,14 +423,8 @@ class Service:
         if self.n_bytes > MAX_BODIES * self.settings.max_body:
             raise busy("too many bytes of other requests are waiting; try again later")
 
-    async def run(self, on_failure: Callable[[str], None] | None = None) -> None:
-        """Load the models, and look for changed files until the service stops.
-
-        ``on_failure`` is called with the reason if the only model cannot be loaded.
-        """
-        await asyncio.to_thread(self.refresh)
-        if self.settings.path.is_file() and self.errors and on_failure is not None:
-            on_failure(next(iter(self.errors.values())))
+    async def run(self) -> None:
+        """Look for changed files until the service stops."""
         while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(self.settings.reload_seconds):
@@ -427,11 +435,6 @@ class Service:
     def stop(self) -> None:
         """Let :meth:`run` return."""
         self._stopping.set()
-
-    def close(self) -> None:
-        """Save the records and close the stores."""
-        for model in self.models.values():
-            model.close()
 
     def refresh(self) -> None:
         """Read the files of models and tokens that are new or changed; drop models whose files are gone."""
@@ -451,7 +454,6 @@ class Service:
                 self.errors.pop(name, None)
                 if name in self.models:
                     self.models.pop(name).close()
-        self.is_loaded = True
 
     def _refresh_tokens(self) -> None:
         path = self.settings.tokens
@@ -490,7 +492,8 @@ class Service:
             is_known = isinstance(error, KcalError | OSError)
             text = str(error) if is_known else f"{path.name} cannot be loaded ({type(error).__name__})."
             self.errors[name] = text.replace(f"{path.parent}/", "")
-            logger.error("%s was not loaded: %s", name, self.errors[name])
+            if model is not None or self.settings.path.is_dir():  # the only model is not served without
+                logger.error("%s was not loaded: %s", name, self.errors[name])
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
