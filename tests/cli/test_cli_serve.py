@@ -75,6 +75,19 @@ def test_tokens_are_made_shown_once_listed_and_revoked(run, tmp_path):
     assert token not in listed
     assert run("token", "revoke", str(file), "--name", "ward").exit_code == 0
     assert json.loads(file.read_text())["tokens"] == []
+    assert run("token", "list", str(file)).stdout == "no tokens\n"
+
+
+def test_token_is_shown_when_the_command_is_quiet(run, tmp_path):
+    file = tmp_path / "tokens.json"
+    made = run("token", "create", str(file), "--name", "ward", "--scope", "predict", "-q")
+    assert find_token(read_tokens(file), made.stdout.strip()).name == "ward"
+    made = run("token", "create", str(file), "--name", "other", "--scope", "predict", "-q", "--json", "-")
+    assert find_token(read_tokens(file), json.loads(made.stdout)["token"]).name == "other"
+
+
+def test_help_of_tokens_shows_no_type_of_flags(run):
+    assert "<bool>" not in run("token", "--help").stdout
 
 
 CHANGES = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -21,9 +22,9 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBasic, HTTPBearer, SecurityScopes
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,9 +46,11 @@ from kcal.serving.protocol import (
     split_body,
     too_large,
 )
-from kcal.serving.service import ANY_SCOPE, LOCAL_HOSTS, ServedModel, Service, Settings
+from kcal.serving.service import ANY_SCOPE, ServedModel, Service, Settings
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
+LOCAL_ADDRESS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?", re.ASCII | re.IGNORECASE)
+"""Hosts of requests without tokens: a web page must not reach the service through a name of its own."""
 GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
 SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -118,6 +121,23 @@ class PredictRequest(BaseModel):
     evidence: bool | None = None
     explain: bool = False
     explanation_samples: Annotated[int, Field(ge=1, le=100)] = 5
+
+
+class Refusal(BaseModel):
+    """Why a request is refused."""
+
+    error: str
+
+
+REFUSALS: dict[int | str, str] = {
+    400: "The request is malformed",
+    401: "The token is missing or wrong",
+    403: "The token does not have the scope",
+    404: "There is no such model or sample",
+    413: "The body is too large",
+    422: "The model computes values that are not finite",
+    503: "The service has too much to do, or a model is missing",
+}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -310,7 +330,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 class Guard:
-    """The outermost layer: limits of bodies, headers that protect browsers, and counts of requests."""
+    """The outermost layer: the host of requests, limits of bodies, headers for browsers, and counts of requests."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -320,8 +340,10 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, n_bytes = time.perf_counter(), 500, 0
+        start, status, n_bytes, app = time.perf_counter(), 500, 0, self.app
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # the server drops the body
+        if self.service.tokens is None and not LOCAL_ADDRESS.fullmatch(Headers(scope=scope).get("host", "")):
+            app = JSONResponse({"error": "the header Host must be 127.0.0.1 or localhost; others need tokens"}, 400)
 
         async def receive_limited() -> Message:
             nonlocal n_bytes
@@ -340,7 +362,7 @@ class Guard:
             await send(message)
 
         try:
-            await self.app(inner, receive_limited, send_protected)
+            await app(inner, receive_limited, send_protected)
         finally:
             self.service.n_bytes -= n_bytes
             self.service.metrics.count_request(getattr(inner.get("route"), "name", "other"), str(status), start)
@@ -359,8 +381,14 @@ def make_app(service: Service) -> FastAPI:
             service.stop()
             await running
 
-    # the pages of FastAPI load scripts from other hosts; /openapi.json stays
-    app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="kcal",
+        version=package_version("kcal"),
+        lifespan=lifespan,
+        responses={status: {"model": Refusal, "description": text} for status, text in REFUSALS.items()},
+        docs_url=None,  # its pages load scripts from other hosts; /openapi.json stays
+        redoc_url=None,
+    )
     app.router.redirect_slashes = False
     app.state.service = service
     app.include_router(predictions)  # first: they are asked for most
@@ -370,8 +398,6 @@ def make_app(service: Service) -> FastAPI:
     for kind in (StarletteHTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
-    if service.tokens is None:  # a web page must not reach the service through a name of its own
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_HOSTS, "[::1]"])
     app.add_middleware(Guard, service=service)
     return app
 
