@@ -243,16 +243,16 @@ def test_typed_contents_have_the_limit_of_json_and_do_not_stop_other_requests(ad
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(address, options=options) as channel:
         infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
-        before, waits, codes = process.peak_memory(), [], []
+        before, codes = process.peak_memory(), []
         for n_values in (40 * 2**20, 15 * 2**20):  # the limit is 16 MiB
-            answer = infer.future(request(n_values))
+            waits, answer = list[float](), infer.future(request(n_values))
             while not answer.done():
                 start = time.monotonic()
                 assert httpx.get(f"{process.url}/healthz", timeout=PATIENCE).status_code == 200
                 waits.append(time.monotonic() - start)
             codes.append(answer.code().name)
     assert codes == ["RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"]  # the second is read: it has the wrong shape
-    assert max(waits) < 1
+    assert max(waits) < sum(waits) / 2  # other requests are answered all the time
     assert process.peak_memory() < before + 500
 
 

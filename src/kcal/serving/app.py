@@ -129,15 +129,7 @@ class Refusal(BaseModel):
     error: str
 
 
-REFUSALS: dict[int | str, str] = {
-    400: "The request is malformed",
-    401: "The token is missing or wrong",
-    403: "The token does not have the scope",
-    404: "There is no such model or sample",
-    413: "The body is too large",
-    422: "The model computes values that are not finite",
-    503: "The service has too much to do, or a model is missing",
-}
+REFUSALS: dict[int | str, Any] = {status: {"model": Refusal} for status in (400, 401, 403, 404, 413, 422, 503)}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -385,7 +377,7 @@ def make_app(service: Service) -> FastAPI:
         title="kcal",
         version=package_version("kcal"),
         lifespan=lifespan,
-        responses={status: {"model": Refusal, "description": text} for status, text in REFUSALS.items()},
+        responses=REFUSALS,
         docs_url=None,  # its pages load scripts from other hosts; /openapi.json stays
         redoc_url=None,
     )
