@@ -35,8 +35,8 @@ def scaled_network(
     samples: Any, points: torch.Tensor, scores: torch.Tensor, temperature: float, index: Any, *_: Any
 ) -> tuple[RidgeModel, torch.Tensor]:
     """Return the scaled network in place of the refitted layer."""
-    refit = RidgeModel(n_features=points.shape[1], n_classes=scores.shape[1])
-    refit.fill(factor=1 / temperature, penalty=np.inf)
+    weights = torch.zeros(points.shape[1], scores.shape[1], dtype=torch.float64)
+    refit = RidgeModel(factor=1 / temperature, penalty=np.inf, weights=weights, bias=weights[0])
     return refit, torch.log_softmax(scores[index] / temperature, dim=1)
 
 

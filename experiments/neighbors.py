@@ -30,7 +30,7 @@ import kcal
 
 Array = NDArray[Any]
 LIBRARIES = ("kcal", "scikit-learn", "netcal", "probmetrics", "torch-uncertainty")
-LEAST = 1e-12
+MIN_PROB = 1e-12
 """Smaller probabilities of the true class count as this: some methods give exact zeros."""
 BINS = 15
 
@@ -151,7 +151,7 @@ def measure(probs: Array, labels: Array) -> dict[str, float]:
     bins = np.clip(np.ceil(BINS * top) - 1, 0, BINS - 1).astype(int)
     gaps = np.abs(np.bincount(bins, hits, BINS) - np.bincount(bins, top, BINS))
     return {
-        "log-loss": float(-np.log(np.maximum(probs[rows, labels], LEAST)).mean()),
+        "log-loss": float(-np.log(np.maximum(probs[rows, labels], MIN_PROB)).mean()),
         "Brier": float(((probs - np.eye(probs.shape[1])[labels]) ** 2).sum(axis=1).mean()),
         "ECE, %": float(100 * gaps.sum() / len(labels)),
         "accuracy, %": float(100 * hits.mean()),

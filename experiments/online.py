@@ -19,7 +19,7 @@ from kcal.metrics import negative_log_likelihood
 from kcal.projection import project
 
 N_SIZES = 30
-SMALLEST = 100
+MIN_SIZE = 100
 MAX_TEST = 2_000
 SMOOTHING = 1e-3
 """Share of the probability that is spread over all classes: in small sets many have no sample."""
@@ -33,7 +33,7 @@ LIMIT = 0.01
 
 def sizes_of(n_calibration: int) -> list[int]:
     """Return the sizes at which both are compared, in equal steps of their logarithm."""
-    steps = np.geomspace(min(SMALLEST, n_calibration), n_calibration, N_SIZES)
+    steps = np.geomspace(min(MIN_SIZE, n_calibration), n_calibration, N_SIZES)
     return [int(size) for size in np.unique(steps.round())]
 
 

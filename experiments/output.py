@@ -30,7 +30,7 @@ METRIC_LABELS = tuple(metric_label(name) for name in MAIN_METRICS)
 HALF_A_DIGIT = 5e-5
 """Differences below are shown as zero."""
 MANY_TIMES = 10.0
-"""Ratio of the largest to the smallest value from which on an axis is logarithmic."""
+"""Ratio of the largest to the smallest value at which an axis becomes logarithmic."""
 
 
 def number_entry(values: NDArray[np.float64], *, scale: float = 1.0, digits: int = 4, signed: bool = False) -> Entry:

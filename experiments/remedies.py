@@ -16,9 +16,9 @@ DEFAULT = "default"
 RECIPES = {
     DEFAULT: FastRecipe(),
     "standardised, lengths kept": FastRecipe(unit_length=False),
-    "d ≤ 32": FastRecipe(largest_dimension=32),
-    "d ≤ 64": FastRecipe(largest_dimension=64),
-    "lengths kept, d ≤ 32": FastRecipe(unit_length=False, largest_dimension=32),
+    "d ≤ 32": FastRecipe(max_dimension=32),
+    "d ≤ 64": FastRecipe(max_dimension=64),
+    "lengths kept, d ≤ 32": FastRecipe(unit_length=False, max_dimension=32),
     "last checkpoint": FastRecipe(select="last"),
     "weight decay 0": FastRecipe(weight_decay=0.0),
     "weight decay 0.1": FastRecipe(weight_decay=0.1),
@@ -55,7 +55,7 @@ def trained_by(setting: TaskSetting, recipe: FastRecipe) -> TrainedProjection:
     width, default = setting.task.train.embeddings.shape[1], RECIPES[DEFAULT]
     same = replace(
         recipe,
-        largest_dimension=min(recipe.largest_dimension, width),
+        max_dimension=min(recipe.max_dimension, width),
         unit_length=recipe.takes_directions(width),
         select=default.select,
     )

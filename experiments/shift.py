@@ -25,7 +25,7 @@ UNIFORM = 0.0
 """In place of a ratio: all classes are equally frequent."""
 TABLE_RATIOS = (1.0, 1 / 10, 10.0, UNIFORM)
 UNEVEN = 1.5
-"""Ratio of the most frequent class to the rarest one from which on a task is also tested with uniform classes."""
+"""Ratio of the most frequent class to the rarest one at which a task is also tested with uniform classes."""
 ENOUGH = 200
 """Test samples below which a table warns."""
 KNOWN, ESTIMATED = ", prior known", ", prior estimated"

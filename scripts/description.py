@@ -9,15 +9,15 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-PICTURE = re.compile(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n\n\*[^*]*\*\n\n")
-"""A picture of the checkout, with its caption."""
+FIGURE = re.compile(r"!\[[^\]]*\]\((?!https?:)[^)]*\)\n\n\*[^*]*\*\n\n")
+"""A figure of the checkout, with its caption."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:)[^)]*\)")
 COMMENT = re.compile(r"<!--.*?-->\n", re.S)
 
 
 def description(readme: str) -> str:
-    """Return the text without pictures and comments, and with the words of a relative link in place of the link."""
-    return LINK.sub(r"\1", COMMENT.sub("", PICTURE.sub("", readme)))
+    """Return the text without figures and comments, and with the words of a relative link in place of the link."""
+    return LINK.sub(r"\1", COMMENT.sub("", FIGURE.sub("", readme)))
 
 
 class Description(MetadataHookInterface):

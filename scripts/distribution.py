@@ -97,7 +97,7 @@ def check_metadata(text: bytes, project: dict[str, Any]) -> None:
 
 
 def check_description(text: str) -> None:
-    """Check that the description is rendered as a page whose links and pictures work outside the checkout."""
+    """Check that the description is rendered as a page whose links and figures work outside the checkout."""
     tokens = [
         token
         for block in MarkdownIt("commonmark").enable("table").parse(text)

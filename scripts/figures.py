@@ -1,8 +1,8 @@
-"""Draw the pictures of the documents and write the table of README.md, from what the code computes on the example.
+"""Draw the figures of the documents and write the table of README.md, from what the code computes on the example.
 
     python -m scripts.figures
 
-The first picture and the table are those of ``kcal demo``; the other is that of docs/how-to/explanations.md.
+The first figure and the table are those of ``kcal demo``; the other is that of docs/how-to/explanations.md.
 """
 
 from collections.abc import Mapping
@@ -69,8 +69,8 @@ def main() -> None:
     example = load_example()
     probs = run_methods(example, quiet=True).probs
     readme = ROOT / "README.md"
-    draw(example, probs, ROOT / "docs/pictures/reliability.png")
-    draw_explanation(example, EXPLAINED_ROW, ROOT / "docs/pictures/explanation.png")
+    draw(example, probs, ROOT / "docs/figures/reliability.png")
+    draw_explanation(example, EXPLAINED_ROW, ROOT / "docs/figures/explanation.png")
     table = results_table({name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()})
     write_whole(readme, with_content(readme.read_text(encoding="utf-8"), table).encode())
 

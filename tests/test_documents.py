@@ -226,10 +226,10 @@ def test_the_page_on_serving_gets_the_probabilities_of_the_library(ran):
     blend, test = names["blend"], names["test"]
     expected = blend.predict_proba(test.embeddings[:5], logits=test.logits[:5])
     np.testing.assert_allclose(names["result"].as_numpy("probabilities"), expected, atol=1e-6)
-    assert names["answer"].json()["results"] == [{"id": "scan-17", "status": "stored"}]
+    assert names["response"].json()["results"] == [{"id": "scan-17", "status": "stored"}]
     assert "kcal_estimated_accuracy" in run.output
-    answer, _ = json.JSONDecoder().raw_decode(run.output, run.output.index('{"model":'))  # of curl
-    assert len(answer["probabilities"][0]) == 10
+    response, _ = json.JSONDecoder().raw_decode(run.output, run.output.index('{"model":'))  # of curl
+    assert len(response["probabilities"][0]) == 10
     assert names["seen"].json()["labels"] == names["classifier"].predict(test.inputs()[:2]).tolist()
     stores = (run.folder / "feedback.db", run.folder / "clothes.db")
     with CalibrationStore(stores[0]) as store, CalibrationStore(stores[1]) as learnt:

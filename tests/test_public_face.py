@@ -99,7 +99,7 @@ def loaded_after(code: str) -> set[str]:
     return set(found.stdout.split())
 
 
-def test_metrics_need_neither_torch_nor_pictures() -> None:
+def test_metrics_need_neither_torch_nor_figures() -> None:
     assert loaded_after("import kcal; print(*{'numpy', 'rich'} & sys.modules.keys())") == set()
     # One interpreter for both ways, the lazy name last: it would import what the module itself may not.
     code = "import kcal.metrics; kcal.metrics.evaluate([[0.2, 0.8], [0.6, 0.4]], [1, 0]); import kcal; kcal.evaluate"

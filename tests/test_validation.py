@@ -1,6 +1,7 @@
 """The border: which arrays, labels, groups and weights are accepted, what errors name, and row fingerprints."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from sklearn.exceptions import DataConversionWarning
 
 from kcal.errors import InvalidInputError
 from kcal.validation import (
+    check_groups,
     check_ids,
     check_labels,
     check_matrix,
@@ -134,6 +136,35 @@ def test_integers_above_two_to_the_53_stay_apart():
         assert encode_labels(check_labels(labels, 2), np.array(large, dtype=np.uint64)).tolist() == [0, 1]
     with pytest.raises(InvalidInputError, match=r"^labels "):
         collect_classes([np.array([2**63], dtype=np.uint64), np.array([-1])])
+
+
+@pytest.mark.parametrize("kind", [list, tuple, partial(np.array, dtype=object), partial(pd.Series, dtype=object)])
+def test_large_integers_of_any_sequence_are_exact(kind):
+    large = [2**53, 2**53 + 1, 2**63 + 1]
+    assert check_ids(kind(large), 3).tolist() == large
+    assert check_labels(kind(large), 3).tolist() == large
+    assert collect_classes([], kind(large[::-1])).tolist() == large[::-1]
+    assert check_groups(kind([*large, large[0]]), 4).tolist() == [0, 1, 2, 0]
+    assert check_labels(kind([1, 2**63]), 2).dtype == np.uint64
+    assert check_labels(kind([-1, 2**53 + 1]), 2).dtype == np.int64
+    for wrong in ([-1, 2**63], [1, 2**64], [0.5, 2**53 + 1], [2.0**60, 2**53 + 1]):
+        for check in (check_ids, check_labels, check_groups):
+            with pytest.raises(InvalidInputError, match=r"^(ids|y|groups) "):
+                check(kind(wrong), 2)
+
+
+def test_whole_floats_beside_integers_become_integers():
+    large = np.array([2**53, 2**53 + 1])
+    for others in (np.array([5.0]), np.array([]), np.array([True])):
+        merged = collect_classes([large, others])
+        assert merged.dtype == np.int64
+        assert merged.tolist() == [*others.tolist(), *large.tolist()]
+        assert encode_labels(others, merged).tolist() == list(range(len(others)))
+    signs = [np.array([-3.0]), np.array([2**63], dtype=np.uint64)]
+    for wrong in ([large, np.array([2.0**60])], [large, np.array([0.5])], signs):
+        with pytest.raises(InvalidInputError, match=r"^labels "):
+            collect_classes(wrong)
+    assert collect_classes([np.array([2, 4]), np.array([1.0])]).tolist() == [1, 2, 4]
 
 
 def test_column_of_labels_is_taken_with_a_warning():

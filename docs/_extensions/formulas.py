@@ -16,7 +16,7 @@ from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 
 UNITS = 100
-"""Units of the picture per font size."""
+"""Units of the figure per font size."""
 FONT = FontProperties(size=UNITS, math_fontfamily="stix")
 SCALE = 1.12
 """Size of a formula relative to the text around it, whose lower-case letters are taller."""

@@ -31,7 +31,7 @@ from kcal.losses import focal_loss, mmce_loss
 from kcal.progress import Advance, progress_bar
 from kcal.validation import check_choice
 
-LOWEST_RATE = 1e-5
+MIN_RATE = 1e-5
 PLATEAU_PATIENCE, PLATEAU_FACTOR = 10, 0.5
 Report = Callable[[dict[str, Any]], None]
 """Called with the record of every finished epoch."""
@@ -220,7 +220,7 @@ def cosine_rate(epoch: float, settings: Settings) -> float:
 
     Linear from 1e-5 in the warm-up, then 1e-5 + (η − 1e-5) (1 + cos(π epoch / epochs)) / 2, then 1e-5.
     """
-    highest, lowest = settings.learning_rate, min(LOWEST_RATE, settings.learning_rate)
+    highest, lowest = settings.learning_rate, min(MIN_RATE, settings.learning_rate)
     if epoch < settings.warmup_epochs:
         return lowest + (highest - lowest) * epoch / settings.warmup_epochs
     if epoch >= settings.epochs:

@@ -41,7 +41,7 @@ def simulate(seed: int, quick: bool, progress: Report) -> dict[Part, PartOutput]
 @app.callback(invoke_without_command=True)
 def main(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write theory.md and its pictures there.")
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write theory.md and its figures there.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few draws and small sizes: half a minute.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same result.")] = 0,

@@ -12,19 +12,19 @@ from experiments.theory.output import Part, PartOutput
 from kcal.files import write_whole
 
 TEXTS = Path(__file__).parent / "texts"
-PICTURES, RESULTS = "pictures", "results"
+FIGURES, RESULTS = "figures", "results"
 """Folders of figures and tables, beside the page."""
 
 
 def write_page(folder: Path, outputs: Mapping[Part, PartOutput]) -> list[Path]:
-    """Write theory.md, pictures/theory-NAME.png and results/theory.csv to a folder; return the files."""
-    for name in (PICTURES, RESULTS):
+    """Write theory.md, figures/theory-NAME.png and results/theory.csv to a folder; return the files."""
+    for name in (FIGURES, RESULTS):
         (folder / name).mkdir(parents=True, exist_ok=True)
     facts = {name: value for output in outputs.values() for name, value in output.facts.items()}
     sections, written = [text_of("introduction", facts)], []
     for part, output in outputs.items():
-        name = f"{PICTURES}/theory-{part.name}.png"
-        written.append(write_whole(folder / name, picture(output)))
+        name = f"{FIGURES}/theory-{part.name}.png"
+        written.append(write_whole(folder / name, figure(output)))
         sections += [f"## {part.title}", text_of(part.name, facts), f"![{part.title}]({name})"]
     sections.append(text_of("conclusion", facts))
     tables = [table for output in outputs.values() for table in output.tables]
@@ -32,7 +32,7 @@ def write_page(folder: Path, outputs: Mapping[Part, PartOutput]) -> list[Path]:
     return [write_whole(folder / "theory.md", ("\n\n".join(sections) + "\n").encode()), *written]
 
 
-def picture(output: PartOutput) -> bytes:
+def figure(output: PartOutput) -> bytes:
     """Return the figure of a part as a small PNG."""
     return small_png(line_panels(output.panels, columns=output.columns).flat[0].get_figure(root=True))
 

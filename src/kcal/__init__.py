@@ -1,6 +1,6 @@
 """Calibrated probabilities for every class of a deep classifier.
 
-Names are imported on first use, so that ``import kcal`` is quick and ``import kcal.metrics`` does not import torch.
+Names are imported on first use: ``import kcal`` is quick and ``import kcal.metrics`` does not import torch.
 """
 
 from importlib import import_module as _import_module

@@ -61,7 +61,7 @@ class ExportError(KcalError, RuntimeError):
 
 
 class KcalWarning(UserWarning):
-    """Base class of every warning of kcal, so that one filter catches them all.
+    """Base class of every warning of kcal: one filter catches them all.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class KcalWarning(UserWarning):
 
 
 class LeakageWarning(KcalWarning):
-    """The same samples are on two sides that must be kept apart, so that results look better than they are."""
+    """The same samples are on two sides that must be kept apart: results look better than they are."""
 
 
 class MissingClassWarning(KcalWarning):

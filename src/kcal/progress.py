@@ -18,7 +18,7 @@ Advance = Callable[[str], None]
 Report = Callable[[str, int, int], None]
 """Called with "name: step", the number of finished steps and their total."""
 SECONDS_BETWEEN_LINES = 60.0
-"""Least time between two lines if nothing starts or ends."""
+"""Minimum time between two lines if nothing starts or ends."""
 
 
 @contextmanager

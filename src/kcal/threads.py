@@ -46,7 +46,8 @@ def one_thread() -> Iterator[None]:
 def threads_for(multiplications: float) -> Iterator[None]:
     """Limit operations of torch, numpy and scipy to one thread each, if the largest has too few multiplications.
 
-    Blocks of :func:`map_blocks` still use all threads. Entering takes a millisecond after an import: it is for fits.
+    Blocks of :func:`map_blocks` still use all threads. Entering takes a millisecond after an import, and some
+    50 microseconds otherwise.
     """
     if multiplications >= LARGE_OPERATION:
         yield

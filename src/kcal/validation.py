@@ -29,6 +29,8 @@ MAX_MAGNITUDE = 1e18
 """Larger magnitudes are errors: their squares, and sums of these, must stay far from overflow in float32."""
 MAX_LOGIT = 1e15
 """Logits are clipped to this magnitude: masks such as ``finfo(float32).min`` are common, and change nothing more."""
+MAX_EXACT_INTEGER = 2**53
+"""Whole numbers up to this are exact as floats of double precision."""
 MAX_WEIGHT_RATIO = 1e9
 """A positive weight may differ from their mean by this factor; beyond it, sums lose their precision."""
 SUM_TOLERANCE = 1e-3
@@ -85,7 +87,30 @@ def to_array(values: Any, name: str) -> NDArray[Any]:
         raise InvalidInputError(name, "must be an array, a tensor or a list", got=shown(values))
     if array.dtype.kind in "OT" and array.size and all(isinstance(value, str) for value in array.flat):
         return array.astype(object).astype(str)  # T are numpy's strings of variable length
+    is_listed = array.dtype.kind == "f" and not hasattr(values, "dtype")
+    if array.dtype.kind == "O" or (is_listed and bool((np.abs(array) >= MAX_EXACT_INTEGER).any())):
+        entries = np.asarray(values, dtype=object).ravel().tolist()
+        if entries and all(isinstance(entry, Real) for entry in entries):
+            return _numbers_of_one_type(entries, name).reshape(array.shape)
     return array
+
+
+def _numbers_of_one_type(numbers: list[Any], name: str) -> NDArray[Any]:
+    """Return an array that holds every integer exactly; numpy's would be float64, with 53 bits, above 2⁶³."""
+    array = np.array(numbers)
+    integers = [int(number) for number in numbers if isinstance(number, Integral)]
+    if array.dtype.kind not in "fO" or not integers:
+        return array
+    try:
+        exact = np.array(integers, dtype=np.int64 if max(integers) < 2**63 else np.uint64)
+    except OverflowError as error:
+        expected = "must be numbers of up to 64 bits, not negative beside 2**63 or more"
+        raise InvalidInputError(name, expected, got=shown(numbers), remedy="Pass them as text.") from error
+    others = np.array([number for number in numbers if not isinstance(number, Integral)], dtype=np.float64)
+    if not np.isfinite(others).all():
+        return array  # missing entries, which most callers raise for
+    dtype = np.result_type(*of_one_type([exact, others], name)) if others.size else exact.dtype
+    return np.array(numbers if dtype.kind == "f" else [int(number) for number in numbers], dtype=dtype)
 
 
 def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
@@ -444,13 +469,11 @@ def _without_missing(array: NDArray[Any], name: str) -> NDArray[Any]:
 def _storable(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return labels, classes or ids; raise for what cannot be saved: times, complex numbers, bytes, Python objects."""
     array = _without_missing(array, name)
-    if array.dtype.kind == "O" and all(isinstance(value, Real) for value in array.tolist()):
-        array = np.array(array.tolist())  # such as pandas' nullable integers
     if array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
         return array
     got = str(array.dtype)
     if array.dtype.kind == "O":
-        unusual = next((entry for entry in array if not isinstance(entry, int) or entry.bit_length() > 63), None)
+        unusual = next((entry for entry in array if not isinstance(entry, Real)), array[0])
         got = f"{str(unusual)[:60]!r}, a Python object of type {type(unusual).__name__}"
     remedy = f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers."
     raise InvalidInputError(name, "must be text, booleans or numbers of up to 64 bits", got=got, remedy=remedy)
@@ -476,15 +499,25 @@ def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> 
     return array
 
 
-def of_one_type(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return signed and unsigned integers in a type that holds all of them; numpy's would be float64, with 53 bits."""
-    if {array.dtype.kind for array in arrays} != {"i", "u"}:
+def of_one_type(arrays: list[NDArray[Any]], name: str = "labels") -> list[NDArray[Any]]:
+    """Return numbers in a type that holds all of them exactly; numpy's would be float64, with 53 bits.
+
+    Whole numbers that are floats become integers beside integers.
+    """
+    floats, integers = ([array for array in arrays if array.dtype.kind in kinds] for kinds in ("f", "iu"))
+    kinds = {array.dtype.kind for array in arrays} - {"b"}
+    if len(kinds) < 2 or not kinds <= set("iuf"):
         return arrays
-    if all(int(array.max(initial=0)) < 2**63 for array in arrays):
-        return [array.astype(np.int64) for array in arrays]
-    if any(int(array.min(initial=0)) < 0 for array in arrays):
-        raise InvalidInputError("labels", "must not have negative numbers beside numbers of 2⁶³ or more")
-    return [array.astype(np.uint64) for array in arrays]
+    lowest = min(int(array.min(initial=0)) for array in integers)
+    highest = max(int(array.max(initial=0)) for array in integers)
+    has_fractions = any((array % 1 != 0).any() for array in floats)
+    if has_fractions and max(-lowest, highest) <= MAX_EXACT_INTEGER:
+        return arrays
+    if has_fractions or any((np.abs(array) > MAX_EXACT_INTEGER).any() for array in floats):
+        raise InvalidInputError(name, "must be integers if some are above 2**53, which floats round", got="floats too")
+    if highest >= 2**63 and min(lowest, *(float(array.min(initial=0)) for array in floats), 0) < 0:
+        raise InvalidInputError(name, "must not have negative numbers beside numbers of 2**63 or more")
+    return [array.astype(np.int64 if highest < 2**63 else np.uint64) for array in arrays]
 
 
 def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labels") -> NDArray[np.int64]:
@@ -492,7 +525,7 @@ def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labe
     unknown = np.full(len(labels), (labels.dtype.kind in "US") != (classes.dtype.kind in "US"))
     codes = np.zeros(len(labels), dtype=np.int64)
     if not unknown.any():
-        classes, labels = of_one_type([classes, labels])
+        classes, labels = of_one_type([classes, labels], name)
         order = np.argsort(classes, kind="stable")
         codes = order[np.minimum(np.searchsorted(classes[order], labels), len(classes) - 1)]
         unknown = classes[codes] != labels

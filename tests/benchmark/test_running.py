@@ -39,8 +39,8 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let slow methods take a few steps: what they may see does not depend on how many."""
     monkeypatch.setitem(RECIPES, "fast", partial(FastRecipe, steps=3))
     monkeypatch.setitem(RECIPES, "paper", partial(PaperRecipe, epochs=1, batches_per_epoch=3))
-    monkeypatch.setattr(gaussian_process, "MAX_ITERATIONS", 3)
-    monkeypatch.setattr(order_training, "MAX_ITERATIONS", 3)
+    monkeypatch.setattr(gaussian_process, "MAX_BOUND_ITERATIONS", 3)
+    monkeypatch.setattr(order_training, "MAX_DENSITY_ITERATIONS", 3)
     factories = {
         "iop": partial(OrderPreservingCalibration, form="diag", folds=2, epochs=1),
         **dict.fromkeys(AS_PUBLISHED, partial(KCal, recipe="paper", bandwidth="published")),

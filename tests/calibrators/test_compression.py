@@ -40,7 +40,7 @@ def fitted(problem: Any) -> KCal:
 
 def points_of(calibrator: KCal) -> tuple[Any, Any, Any]:
     """Return the support points of a calibrator, their classes and weights."""
-    support = calibrator.model_.support
+    support = calibrator.model_.estimate.support
     weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.exp()
     return support.points.numpy(), support.codes.numpy(), weights.double().numpy()
 

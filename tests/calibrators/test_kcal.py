@@ -16,7 +16,7 @@ from sklearn.model_selection import GroupKFold, cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
 
-from kcal import FastRecipe, KCal, train_projection
+from kcal import FastRecipe, KCal, load, save, train_projection
 from kcal.calibrators import was_fitted_on
 from kcal.errors import InvalidInputError, KcalWarning, LeakageWarning, MissingClassWarning
 from kcal.kernels import KERNELS
@@ -297,6 +297,50 @@ def test_labels_above_2_to_53_stay_apart(problem: Any, start: int) -> None:
         predicted = calibrator.predict(problem.test_embeddings)
         assert calibrator.score(problem.test_embeddings, predicted) == 1.0
         assert calibrator.score(problem.test_embeddings, predicted - predicted.dtype.type(1)) == 0.0
+
+
+def test_ids_of_64_bits_in_lists_are_found_again(problem: Any, tmp_path: Any) -> None:
+    ids = [int(name) for name in np.random.default_rng(3).integers(0, 2**64 - 100, 100, dtype=np.uint64)]
+    groups = [2**63 + name % 20 for name in ids]
+    rows, labels = problem.embeddings, problem.labels
+    calibrator = identity(bandwidth=0.6).fit(rows[:90], labels[:90], ids=ids[:90], groups=groups[:90])
+    assert calibrator.ids_.tolist() == ids[:90]
+    calibrator.partial_fit(rows[90:100], labels[90:100], ids=ids[90:], groups=groups[90:])
+    calibrator.forget([min(ids), max(ids)])  # one on each side of 2**63
+    calibrator.correct([ids[50]], [labels[51]])
+    left = [name for name in ids if name not in (min(ids), max(ids))]
+    for one in (calibrator, load(save(calibrator, tmp_path / "model.kcal"))):
+        assert one.ids_.dtype == np.uint64
+        assert one.ids_.tolist() == left
+    before = calibrator.predict_proba(problem.test_embeddings)
+    for wrong in ([-1], [2**64]):
+        with pytest.raises(InvalidInputError, match=r"^ids "):
+            calibrator.partial_fit(rows[:1], labels[:1], ids=wrong, groups=groups[:1])
+        with pytest.raises(InvalidInputError, match=r"^groups "):
+            calibrator.partial_fit(rows[:1], labels[:1], ids=[5], groups=wrong)
+    np.testing.assert_array_equal(calibrator.predict_proba(problem.test_embeddings), before)
+
+
+def test_ids_that_no_type_holds_together_raise_before_they_are_added(problem: Any) -> None:
+    rows, labels = problem.embeddings[:50], problem.labels[:50]
+    for known, new in ((np.arange(50) - 1, [2**63]), (2**63 + np.arange(50, dtype=np.uint64), [-1])):
+        calibrator = identity(bandwidth=0.6).fit(rows, labels, ids=known)
+        with pytest.raises(InvalidInputError, match=r"^ids "):
+            calibrator.partial_fit(rows[:1], labels[:1], ids=new)
+        assert calibrator.ids_.tolist() == known.tolist()
+
+
+def test_updates_keep_large_labels_integers(problem: Any) -> None:
+    rows, labels = problem.embeddings[:100], problem.labels[:100].astype(np.int64) % 2 + 2**53
+    fitted = identity(bandwidth=0.6).fit(rows, labels.tolist())
+    fitted.correct([0, 1], [2**53 + 1, 2**63 + 1])
+    assert fitted.classes_.tolist() == [2**53, 2**53 + 1, 2**63 + 1]
+    for y in ([5.0], np.array([5.0], dtype=np.float32)):
+        added = identity(bandwidth=0.6).fit(rows, labels).partial_fit(rows[:1], y)
+        assert added.classes_.tolist() == [5, 2**53, 2**53 + 1]
+        assert added.classes_.dtype == np.int64
+    with pytest.raises(InvalidInputError, match=r"^y "):
+        identity(bandwidth=0.6).fit(rows, labels).partial_fit(rows[:1], [2.0**60])
 
 
 BAD_LABELS = [[0], [[0, 1]], [None] * 5, ["a"] * 5, [np.nan] * 5, [np.datetime64("NaT")] * 5, 3, {"a": 1}, None]

@@ -23,8 +23,8 @@ def tasks(run, tmp_path) -> Path:
 
 
 @pytest.fixture
-def no_pictures(monkeypatch):
-    """Draw no pictures: drawing takes far longer than the rest of a small run."""
+def no_figures(monkeypatch):
+    """Draw no figures: drawing takes far longer than the rest of a small run."""
     monkeypatch.setattr(tables, "draw_reliability", lambda *_: None)
 
 
@@ -64,7 +64,7 @@ def test_a_bad_file_of_the_folder_is_told_before_anything_is_run(run, tasks):
     assert not Path("kcal-bench").exists()
 
 
-@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.usefixtures("no_figures")
 def test_without_a_terminal_lines_tell_how_far_a_run_is(run, tasks):
     np.savez(tasks / "birds@foo.npz", pool_logits=np.zeros((150, 3)))
     told = run("bench", "tasks", *QUICK, "--out", "out").stderr

@@ -201,7 +201,7 @@ def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_warning
 
 
 def test_a_report_shows_every_method_without_folders(run, calibration, test_set, tmp_path):
-    result = run("compare", calibration, test_set, "--methods", "ts,kcal", "--report", "page", "--pictures", "1",
+    result = run("compare", calibration, test_set, "--methods", "ts,kcal", "--report", "page", "--figures", "1",
                  "--resamples", 20)  # fmt: skip
     page = Path("page/report.html").read_text()
     for text in ("no calibration", "temperature scaling", "KCal", "calibration.npz"):

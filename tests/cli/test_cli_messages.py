@@ -198,7 +198,7 @@ evaluate M T --no-intervals --resamples 50 | 2 | --no-intervals
 evaluate M T --no-intervals --groups ids | 2 | --no-intervals
 evaluate M T --confidence 95 | 2 | --confidence
 evaluate M T --resamples 5 | 2 | --resamples
-evaluate M T --pictures 3 | 2 | --report
+evaluate M T --figures 3 | 2 | --report
 evaluate M T --probabilities p | 2 | --probabilities
 evaluate M T --classes a,b | 2 | --classes
 evaluate M T --report M | 2 | --report

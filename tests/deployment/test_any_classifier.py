@@ -144,7 +144,7 @@ def test_arrays_serve_as_a_loader_does(method: str, kind: Any, trained: Trained)
         np.testing.assert_allclose(probs, expected.predict_proba(trained.points), atol=1e-5)
     by_name = CalibratedClassifier(trained.network, method).fit({"points": kind(points)}, labels, classes=NAMES)
     np.testing.assert_allclose(by_name.predict_proba(kind(trained.points)), probs, atol=1e-5)
-    for X, y, name in ((points[:5], labels, "X"), (points, np.array(["eel"] * 240), "y"), ("images", labels, "X")):
+    for X, y, name in ((points[:5], labels, "y"), (points, np.array(["eel"] * 240), "y"), ("images", labels, "X")):
         with pytest.raises(InvalidInputError, match=rf"^{name} "):
             CalibratedClassifier(trained.network, method).fit(X, y, classes=NAMES)
 

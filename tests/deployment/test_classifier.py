@@ -342,6 +342,15 @@ FITS: list[tuple[str, Any]] = [
 ]
 
 
+BAD_LABELS = [3, "cat", {"a": 1}, [[0, 1], [2]], [[0], [1, 2]] * 30, [0.5] * 60, [None] * 60, [0, 1], np.eye(60)[:, :4]]
+FITS += [("y", lambda t, y=y: CalibratedClassifier(t.network).fit(t.points, y)) for y in BAD_LABELS]
+FITS += [("y", lambda t, y=y: CalibratedClassifier(t.network).fit(t.points, y, classes=NAMES)) for y in BAD_LABELS]
+FITS += [
+    ("classes", lambda t, names=names: CalibratedClassifier(t.network).fit(t.calibration, classes=names))
+    for names in (3, "abcd", {"a": 0}, [["a"], ["b", "c"]], ["a", "a", "b", "c"], [None] * 4)
+]
+
+
 @pytest.mark.parametrize(("parameter", "make"), FITS)
 def test_wrong_input_is_named(parameter: str, make: Any, trained: Trained) -> None:
     with pytest.raises(InvalidInputError, match=rf"^{parameter}"):
@@ -364,6 +373,8 @@ def test_unfitted_classifier_says_so(trained: Trained, tmp_path: Path) -> None:
     unfitted = CalibratedClassifier(trained.network)
     uses: list[Any] = [unfitted, unfitted.with_evidence, unfitted.predict_proba, unfitted.predict, unfitted.evidence]
     uses += [lambda _: unfitted.save(tmp_path / "model"), lambda p: unfitted.to_onnx(tmp_path / "model", p)]
+    uses += [lambda _: unfitted.classes_, lambda p: unfitted.partial_fit(p, [0] * len(p))]
+    assert not hasattr(unfitted, "classes_")
     for use in [*uses, unfitted.to_exported]:
         with pytest.raises(NotFittedError, match="call fit with a calibration set first"):
             use(trained.points)

@@ -16,8 +16,8 @@ def coarse_predictions(draw, most=40):
 
 
 @st.composite
-def random_predictions(draw, fewest=1):
-    n, k = draw(st.integers(fewest, 25)), draw(st.integers(2, 5))
+def random_predictions(draw, min_size=1):
+    n, k = draw(st.integers(min_size, 25)), draw(st.integers(2, 5))
     generator = np.random.default_rng(draw(st.integers(0, 10_000)))
     concentration = draw(st.sampled_from([0.2, 1.0, 10.0]))
     return generator.dirichlet(np.full(k, concentration), size=n), generator.integers(0, k, size=n)

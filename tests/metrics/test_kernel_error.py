@@ -44,7 +44,7 @@ def estimate_slow(h, estimator):
 
 @steady
 @given(
-    data=random_predictions(fewest=2),
+    data=random_predictions(min_size=2),
     estimator=st.sampled_from(ESTIMATORS),
     kernel=st.sampled_from(["total-variation", "euclidean"]),
     bandwidth=st.sampled_from([None, 0.1, 2.0]),

@@ -148,6 +148,8 @@ def test_fit_from_the_store_is_a_fit_from_the_arrays(store: CalibrationStore) ->
         (lambda s: s.append(outputs(2, seed=1, ids=[7, 8])), "outputs.ids"),
         (lambda s: s.append(outputs(2, seed=1, ids=[0.5, 1])), "ids"),
         (lambda s: s.append(outputs(1, seed=1, ids=np.array([2**63]))), "ids"),
+        (lambda s: s.append(outputs(2, seed=1, labels=[1, 2**63])), "labels"),
+        (lambda s: s.append(outputs(2, seed=1, groups=[1, 2**63])), "outputs.groups"),
         (lambda s: s.append(np.zeros((2, 4))), "outputs"),
         (lambda s: s.append(ClassifierOutputs(labels=[1])), "outputs"),
         (lambda s: s.append(outputs(2, seed=1, embeddings=np.zeros((2, 5)))), "outputs.embeddings"),

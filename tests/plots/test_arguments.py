@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn_figures import overconfident
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pictures import overconfident
 
 from kcal import plots
 from kcal.errors import InvalidInputError

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from drawn_figures import boxes_inside, legend_texts, overconfident, rendered
 from matplotlib.colors import same_color
-from pictures import boxes_inside, legend_texts, overconfident, rendered
 
 from kcal.kernels import BandwidthCurve
 from kcal.metrics import accuracy_rejection, average_ranks, evaluate

@@ -1,4 +1,4 @@
-"""The structure of a drawn explanation: bars by class that sum to the probabilities, log-odds, pictures."""
+"""The structure of a drawn explanation: bars by class that sum to the probabilities, log-odds, images."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from drawn_figures import boxes_inside, legend_texts, rendered
 from matplotlib.container import BarContainer
-from pictures import boxes_inside, legend_texts, rendered
 
 from kcal import KCal, KCalBlend
 from kcal.calibrators import Explanation
@@ -87,7 +87,7 @@ def test_a_contribution_without_bound_reaches_the_edge(blended: Explanation) -> 
     assert rendered(ax.get_figure(root=True))
 
 
-def test_pictures_are_those_of_the_query_and_of_the_samples(blended: Explanation) -> None:
+def test_images_are_those_of_the_query_and_of_the_samples(blended: Explanation) -> None:
     axes = draw(blended, 2, IMAGES, query=IMAGES[7] / 255).get_figure(root=True).get_axes()
     assert len(axes) == 2 + 1 + 3
     shown = [matplotlib.image.AxesImage.get_array(ax.images[0]) for ax in axes[2:]]
@@ -104,11 +104,11 @@ def test_pictures_are_those_of_the_query_and_of_the_samples(blended: Explanation
     ("options", "message"),
     [
         ({"row": 9}, "row must be an integer from 0 to 8; got 9"),
-        ({"images": IMAGES[:3]}, r"images must have a picture for each row .*; got 3"),
-        ({"images": IMAGES[0]}, "images must be an array of pictures"),
-        ({"images": np.full((240, 2, 2), np.nan)}, "images must be pictures"),
-        ({"images": np.zeros((240, 2, 2, 2))}, "images must be pictures"),
-        ({"query": IMAGES}, "query must be pictures"),
+        ({"images": IMAGES[:3]}, r"images must have an image for each row .*; got 3"),
+        ({"images": IMAGES[0]}, "images must be an array of images"),
+        ({"images": np.full((240, 2, 2), np.nan)}, "images must be of shape"),
+        ({"images": np.zeros((240, 2, 2, 2))}, "images must be of shape"),
+        ({"query": IMAGES}, "query must be of shape"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(blended: Explanation, options: dict[str, Any], message: str) -> None:

@@ -6,10 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+from drawn_figures import bars, boxes_inside, legend_texts, overconfident, rendered, whole
 from matplotlib.collections import LineCollection
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
-from pictures import bars, boxes_inside, legend_texts, overconfident, rendered, whole
 from scipy.stats import binomtest
 
 from kcal.metrics import ReliabilityBins, class_errors, reliability

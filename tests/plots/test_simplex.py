@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from drawn_figures import boxes_inside, legend_texts, overconfident, rendered
 from matplotlib.quiver import Quiver
-from pictures import boxes_inside, legend_texts, overconfident, rendered
 
 from kcal.metrics import canonical_cells
 from kcal.plots import simplex_plot

@@ -157,7 +157,7 @@ def test_recipe_decides_the_dimension_and_whether_lengths_count():
 def test_papers_dimension_is_32_and_128_from_1000_classes(n_classes, dimension):
     rows, recipe = np.random.default_rng(0).normal(size=(4, 200)), PaperRecipe(epochs=1, batches_per_epoch=1)
     for largest, expected in (("auto", dimension), (7, 7)):
-        given = dataclasses.replace(recipe, largest_dimension=largest)
+        given = dataclasses.replace(recipe, max_dimension=largest)
         module = train_projection(rows, [0, 1, 0, 1], recipe=given, classes=range(n_classes)).module
         assert module.reduce.out_features == expected
 
@@ -221,7 +221,7 @@ def rates(recipe, **changes):
 @pytest.mark.parametrize("factor", [0.5, 0.8])
 def test_paper_rate_falls_on_a_plateau(patience, factor):
     """By torch's default threshold, which the paper used: a loss is lower from a ten-thousandth on."""
-    recipe = PaperRecipe(learning_rate=0.4, epochs=20, patience=patience, factor=factor, least_learning_rate=0.05)
+    recipe = PaperRecipe(learning_rate=0.4, epochs=20, patience=patience, factor=factor, min_learning_rate=0.05)
     found, losses = rates(recipe)
     rate, best, waited, expected = 0.4, np.inf, 0, []
     for loss in losses:

@@ -19,9 +19,9 @@ def test_paper_recipe_has_the_papers_numbers():
         "bandwidth": pytest.approx(0.5**0.5),
         "factor": 0.5,
         "patience": 10,
-        "least_learning_rate": 1e-5,
+        "min_learning_rate": 1e-5,
         "monitor": "calibration",
-        "largest_dimension": "auto",
+        "max_dimension": "auto",
     }
     for data_set in ("cifar10", "cifar100", "svhn", "iiic"):
         assert PaperRecipe.for_data_set(data_set) == PaperRecipe()
@@ -64,10 +64,10 @@ def test_directions_are_taken_from_sixteen_features(unit_length, expected):
 NUMBERS = [
     *((FastRecipe, name) for name in ("steps", "batch_size", "learning_rate", "bandwidth", "checkpoints")),
     *((PaperRecipe, name) for name in ("learning_rate", "epochs", "batches_per_epoch", "predictions", "bandwidth")),
-    *((PaperRecipe, name) for name in ("background_per_class", "factor", "largest_dimension")),
-    (FastRecipe, "largest_dimension"),
+    *((PaperRecipe, name) for name in ("background_per_class", "factor", "max_dimension")),
+    (FastRecipe, "max_dimension"),
 ]
-FROM_ZERO = [(PaperRecipe, "least_learning_rate"), (FastRecipe, "weight_decay"), (FastRecipe, "warm_up")]
+FROM_ZERO = [(PaperRecipe, "min_learning_rate"), (FastRecipe, "weight_decay"), (FastRecipe, "warm_up")]
 WORDS = [(FastRecipe, "start"), (FastRecipe, "select"), (FastRecipe, "sampling"), (FastRecipe, "class_weights")]
 WORDS += [(FastRecipe, "unit_length"), (PaperRecipe, "monitor")]
 

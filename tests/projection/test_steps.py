@@ -60,7 +60,7 @@ def train(rows, codes, recipe, *, groups=None, seed=0, dtype=torch.float64):
 
 def paper(n_steps, predictions=5, per_class=3, **numbers):
     sizes = {"predictions": predictions, "background_per_class": per_class}
-    return PaperRecipe(epochs=n_steps, batches_per_epoch=1, patience=10**6, least_learning_rate=0, **sizes, **numbers)
+    return PaperRecipe(epochs=n_steps, batches_per_epoch=1, patience=10**6, min_learning_rate=0, **sizes, **numbers)
 
 
 def fast(**numbers):

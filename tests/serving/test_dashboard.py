@@ -216,5 +216,5 @@ def test_forms_links_and_details_work_without_scripts(session):
     assert table.is_visible()
     page.get_by_label("Model").select_option("new")
     page.get_by_role("button", name="Show", exact=True).click()
-    assert "Not known" in page.locator(".answer").inner_text()
+    assert "Not known" in page.locator(".statement").inner_text()
     page.context.close()

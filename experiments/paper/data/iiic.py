@@ -108,7 +108,7 @@ def read_signals(path: Path) -> NDArray[np.float32]:
     try:
         signals: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
-        raise unreadable(path, f"it is no array ({error})") from error
+        raise unreadable(path, f"it is not an array ({error})") from error
     if signals.ndim != 3 or signals.dtype.kind not in "fi" or signals.shape[2] < SPECTROGRAM.window:
         raise unreadable(path, f"(n, channels, samples) with {RATE} samples or more; it is {signals.shape}")
     return signals

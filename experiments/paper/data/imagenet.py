@@ -94,7 +94,7 @@ def list_numbered(source: Path, folder: Path, classes: tuple[str, ...]) -> tuple
     if len(numbers) != len(names):
         raise unreadable(truth, f"it has {len(numbers):,} labels for {len(names):,} images")
     if unknown := set(numbers) - set(word_net):
-        raise unreadable(truth, f"{min(unknown)!r} is no ILSVRC2012_ID of meta.mat")
+        raise unreadable(truth, f"{min(unknown)!r} is not an ILSVRC2012_ID of meta.mat")
     of = class_index(classes)
     return names, [of(word_net[number], truth) for number in numbers]
 

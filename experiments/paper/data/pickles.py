@@ -28,7 +28,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     except (FileFormatError, OSError):
         raise
     except Exception as error:  # the unpickler raises anything on damaged bytes
-        raise FileFormatError(f"{path}: it is no readable pickle ({type(error).__name__}: {error}).") from error
+        raise FileFormatError(f"{path}: it is not a readable pickle ({type(error).__name__}: {error}).") from error
     if not isinstance(content, dict):
         raise FileFormatError(f"{path}: a dictionary is expected; it holds {type(content).__name__}.")
     return {

@@ -86,7 +86,7 @@ def read_matlab(path: Path, *names: str) -> tuple[NDArray[Any], ...]:
     except OSError:
         raise
     except Exception as error:  # the reader raises anything on damaged bytes
-        raise unreadable(path, f"it is no MATLAB file with {' and '.join(names)} ({error})") from error
+        raise unreadable(path, f"it is not a MATLAB file with {' and '.join(names)} ({error})") from error
 
 
 def class_index(classes: Iterable[str]) -> Callable[[str, Path], int]:

@@ -21,7 +21,7 @@ RATE = 300.0
 """Samples a second."""
 BANDS: tuple[tuple[float, float], ...] = ((0.0, torch.inf), (0.0, 0.5), (0.5, 50.0), (50.0, torch.inf))
 """Lowest and highest frequency of each band in Hz."""
-SMALLEST_POWER = 1e-6
+MIN_POWER = 1e-6
 
 
 class MINA(nn.Module):
@@ -71,7 +71,7 @@ class MINA(nn.Module):
         pieces = bands.reshape(*bands.shape[:2], -1, self.piece)  # (n, n_bands, n_pieces, piece)
         steps = torch.diff(bands, dim=2, prepend=bands[:, :, :1]).abs().reshape(pieces.shape)
         features = [network(pieces[:, band], steps[:, band]) for band, network in enumerate(self.networks)]
-        power = bands.square().mean(dim=2, keepdim=True).clamp_min(SMALLEST_POWER).log()  # (n, n_bands, 1)
+        power = bands.square().mean(dim=2, keepdim=True).clamp_min(MIN_POWER).log()  # (n, n_bands, 1)
         logits: Tensor = self.head(self.attention(torch.stack(features, dim=1), power))
         return logits
 

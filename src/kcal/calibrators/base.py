@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -51,21 +52,64 @@ MAX_BLOCK_ENTRIES = 2**17
 """Largest tensor of a block of predictions: bounds their memory for any number of rows."""
 
 Tensors = Mapping[str, torch.Tensor]
-Shapes = dict[str, tuple[int | str, ...]]
+REQUIRED: Any = object()
+"""Default of what a model cannot do without."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A value of a model that JSON can represent."""
+
+    default: Any
+
+
+@dataclass(frozen=True)
+class Submodule:
+    """A module within a model, and how to make it of its configuration and tensors."""
+
+    default: Any
+    restore: Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor of a model."""
+
+    default: Any
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype | None
+
+
+def option(default: Any = REQUIRED) -> Any:
+    """Declare a value of a model that JSON can represent; an integer is a length, too."""
+    return Option(default)
+
+
+def submodule(restore: Callable[..., nn.Module], *, optional: bool = False) -> Any:
+    """Declare a module within a model; ``restore`` takes what ``from_state`` of a model takes."""
+    return Submodule(None if optional else REQUIRED, restore)
+
+
+def buffer(*shape: int | str, dtype: torch.dtype | None = torch.float64, optional: bool = False) -> Any:
+    """Declare a tensor of a model: lengths, or names such as "n_classes"; none for a number. A dtype of None is any.
+
+    Lengths of the same name are equal in the whole model, its parts included.
+    """
+    return Buffer(None if optional else REQUIRED, shape, dtype)
 
 
 class CalibrationModel(nn.Module):
     """A fitted model: embeddings, (n, h), and logits, (n, n_classes), to log-probabilities, (n, n_classes).
 
-    It is immutable: a new fit makes a new model. Its tensors are buffers, so that ``state_dict``, ``to``, copies and
-    export are torch's own; ``config`` has what JSON can represent, the keyword arguments that build a model of the same
-    shapes. The precision of the buffers is part of the fit: ``half()`` and the like do not change it, ``to()`` changes
-    the device only. The model stays in evaluation mode. Gradients flow to the inputs.
+    It is immutable: a new fit makes a new model. A class declares tensors, modules and options; its constructor takes
+    them by name. The tensors are buffers, so that ``state_dict``, ``to``, copies and export are torch's own; ``config``
+    is what JSON can represent. The precision of the buffers is part of the fit: ``half()`` and the like do not change
+    it, ``to()`` changes the device only. The model stays in evaluation mode. Gradients flow to the inputs.
     """
 
+    fields: ClassVar[dict[str, Option | Submodule | Buffer]] = {}
+    """What a model of the class is made of, as :func:`option`, :func:`submodule` and :func:`buffer` declared it."""
     max_block_entries: ClassVar[int] = MAX_BLOCK_ENTRIES
-    shapes: ClassVar[Shapes] = {}
-    """Shapes of the buffers in double precision, by name: lengths, or the names of lengths in ``config``."""
     shares_blocks: ClassVar[bool] = True
     """Whether threads share the blocks of a prediction; otherwise they share the work inside a block."""
     holds_samples: bool = False
@@ -73,25 +117,80 @@ class CalibrationModel(nn.Module):
     evidence_step: float = 0.0
     """Difference that one calibration sample more or less makes to the evidence, at most; 0 without evidence."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        declared = {name: entry for name, entry in vars(cls).items() if isinstance(entry, Option | Submodule | Buffer)}
+        cls.fields = {**cls.fields, **declared}
+        for name in declared:
+            delattr(cls, name)  # the name is that of what an instance has
+
+    def __init__(self, **values: Any) -> None:
+        """Take what ``fields`` names, None for a default; lengths must agree, also with known ``sizes``."""
         super().__init__()
-        self.config = config
         self.training = False
-        for name, shape in self.shapes.items():
-            lengths = tuple(config[length] if isinstance(length, str) else length for length in shape)
-            self.register_buffer(name, torch.zeros(lengths, dtype=torch.float64))
+        self.sizes: dict[str, int] = dict(values.pop("sizes", {}))
+        if unknown := values.keys() - self.fields.keys():
+            raise TypeError(f"{type(self).__name__} has no {', '.join(sorted(unknown))}")
+        for name, declared in self.fields.items():
+            value = declared.default if values.get(name) is None else values[name]
+            if value is REQUIRED:
+                raise TypeError(f"{type(self).__name__} needs {name}")
+            if isinstance(declared, Buffer):
+                self.register_buffer(name, None if value is None else self._checked(name, declared, value))
+                continue
+            setattr(self, name, value)
+            known = value.sizes if isinstance(value, CalibrationModel) else {name: value} if type(value) is int else {}
+            for size, found in known.items():
+                self._check_size(name, size, found)
+
+    def _checked(self, name: str, declared: Buffer, value: Any) -> torch.Tensor:
+        """Return a buffer of the declared type and lengths; numbers and arrays become tensors of that type."""
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=declared.dtype)
+        if tensor.ndim != len(declared.shape) or (declared.dtype or tensor.dtype) != tensor.dtype:
+            raise ValueError(f"{name} is of shape {tuple(tensor.shape)} and type {tensor.dtype}")
+        for size, found in zip(declared.shape, tensor.shape, strict=True):
+            self._check_size(name, size, found)
+        return tensor.detach().contiguous()
+
+    def _check_size(self, name: str, size: int | str, found: int) -> None:
+        """Raise if a length is not the declared one, or not the one of the same name elsewhere."""
+        expected = self.sizes.setdefault(size, found) if isinstance(size, str) else size
+        if found != expected:
+            raise ValueError(f"{name} has a length of {found}, not of {expected}")
 
     @classmethod
-    def build(cls, **values: Any) -> Self:
-        """Return the model of a fit: ``values`` are the buffers of ``shapes``, and the rest of the configuration."""
-        tensors = {name: torch.as_tensor(values.pop(name), dtype=torch.float64) for name in cls.shapes}
-        pairs = [zip(shape, tensors[name].shape, strict=True) for name, shape in cls.shapes.items()]
-        lengths = {length: found for pair in pairs for length, found in pair if isinstance(length, str)}
-        return cls(**lengths, **values).fill(**tensors)
+    def from_state(cls, config: Mapping[str, Any], tensors: Tensors, **modules: nn.Module) -> Self:
+        """Return the model of a ``config`` and a ``state_dict``; names, lengths and types must match.
 
-    @abstractmethod
+        ``modules`` are parts that a configuration cannot describe, such as a projection of the caller's own.
+        """
+        below: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for name, tensor in tensors.items():
+            first, _, rest = name.partition(".")
+            below[first][rest] = tensor
+        values = {**config, **{name: group.get("", group) for name, group in below.items()}}
+        for name, declared in cls.fields.items():
+            if isinstance(declared, Submodule) and (name in below or name in config):
+                values[name] = declared.restore(config.get(name), below[name], **modules)
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise FileFormatError(f"the stored tensors do not fit the model: {error}") from error
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What builds the model beside tensors: its options, those of its parts, and the lengths of its buffers."""
+        options = {name: getattr(self, name) for name, declared in self.fields.items() if isinstance(declared, Option)}
+        parts = {name: part.config for name, part in self.named_children() if isinstance(part, CalibrationModel)}
+        return {"sizes": self.sizes, **options, **parts}
+
+    def changed(self, **values: Any) -> Self:
+        """Return a model with other buffers, parts or options; the rest is shared."""
+        return type(self)(**{name: getattr(self, name) for name in self.fields} | values)
+
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes); None for an input that the method ignores."""
+        raise NotImplementedError  # in a part of other models that has none
 
     def with_evidence(
         self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
@@ -112,52 +211,6 @@ class CalibrationModel(nn.Module):
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
-        return {}
-
-    def declare(self, *, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
-        """Register a buffer of zeros for every name; () is a number."""
-        self.declare_if(True, dtype=dtype, **shapes)
-
-    def declare_if(self, needed: bool, *, dtype: torch.dtype = torch.float64, **shapes: tuple[int, ...]) -> None:
-        """Register buffers as :meth:`declare`, or None in place of each if they are not needed."""
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype) if needed else None)
-
-    def fill(self, **values: torch.Tensor | NDArray[Any] | float) -> Self:
-        """Set declared buffers to the results of a fit, and return the model."""
-        for name, value in values.items():
-            buffer = self.get_buffer(name)
-            tensor = torch.as_tensor(value, dtype=buffer.dtype).detach().contiguous()
-            if tensor.shape != buffer.shape:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, but {tuple(buffer.shape)} is declared")
-            setattr(self, name, tensor)
-        return self
-
-    @classmethod
-    def from_state(cls, config: Mapping[str, Any], tensors: Tensors, **parts: nn.Module) -> Self:
-        """Return the model of a configuration with the buffers of a ``state_dict``; names and shapes must match.
-
-        ``parts`` are modules that a configuration cannot describe, such as a projection of the caller's own.
-        """
-        with torch.device("meta"):  # sizes from a file allocate nothing
-            model = cls(**config, **deepcopy(parts))
-        for name, declared in model.state_dict().items():
-            if name in tensors and tensors[name].dtype != declared.dtype:
-                raise FileFormatError(f"the stored {name} is of {tensors[name].dtype}, not of {declared.dtype}.")
-        try:
-            model.load_state_dict(dict(tensors), strict=True, assign=True)
-        except RuntimeError as error:
-            raise FileFormatError(f"the stored tensors do not fit the model: {error}") from error
-        return model.requires_grad_(False)
-
-    def changed(self, tensors: Mapping[str, torch.Tensor | None] | None = None, **config: Any) -> Self:
-        """Return a model with other buffers (None for one that goes) or another configuration; the rest is shared."""
-        merged = {**self.state_dict(), **(tensors or {})}
-        kept = {name: tensor for name, tensor in merged.items() if tensor is not None}
-        return self.from_state({**self.config, **config}, kept, **self.parts())
-
-    def parts(self) -> dict[str, nn.Module]:
-        """Return the modules that ``config`` cannot describe, by their names in the constructor."""
         return {}
 
     @property
@@ -198,6 +251,21 @@ class CalibrationModel(nn.Module):
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
         return super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+
+
+def load_tensors(module: nn.Module, tensors: Tensors) -> nn.Module:
+    """Return a module, frozen, with stored tensors in place of its own; names, shapes and types must match.
+
+    A module of sizes out of a file is built on the meta device, where they allocate nothing.
+    """
+    for name, own in module.state_dict().items():
+        if name in tensors and tensors[name].dtype != own.dtype:
+            raise FileFormatError(f"the stored {name} is of {tensors[name].dtype}, not of {own.dtype}.")
+    try:
+        module.load_state_dict(dict(tensors), strict=True, assign=True)
+    except RuntimeError as error:
+        raise FileFormatError(f"the stored tensors do not fit the model: {error}") from error
+    return module.eval().requires_grad_(False)
 
 
 class PredictionModule(nn.Module):
@@ -292,6 +360,8 @@ class Tags:
     """Whether classes always rank as their logits do, equal ones equal: accuracy and top-k accuracy cannot change."""
     has_evidence: bool = False
     """Whether ``evidence`` and ``log_evidence`` tell how close a query is to the calibration set."""
+    has_prior: bool = False
+    """Whether ``prior_`` has the class frequencies that predictions assume."""
     has_explanations: bool = False
     """Whether ``explain`` names the most influential calibration samples of a prediction."""
     learns_online: bool = False
@@ -427,7 +497,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         calibrator = cls(**cls._read_parameters(state.parameters, model))
         calibrator._check_parameters()
         classes = decode_classes(state.values["classes"])
-        calibrator._restore_features(state, classes)
+        calibrator._restore_features(state, model, classes)
         calibrator._restore_fit(state, model, classes)
         return calibrator
 
@@ -458,10 +528,14 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._fingerprints = np.sort(state.tensors["fingerprints"].numpy().view(np.uint64))
         self.model_, self.classes_ = model, classes
 
-    def _restore_features(self, state: CalibratorState, classes: NDArray[Any]) -> None:
-        """Set number and names of the features, from a file."""
+    def _restore_features(self, state: CalibratorState, model: CalibrationModel, classes: NDArray[Any]) -> None:
+        """Set number and names of the features, from a file; they and the classes must be those of its model."""
         n_features, names, prints = *(state.values[name] for name in FEATURES), state.tensors["fingerprints"]
-        self._check_features(n_features, state.values["model"].get("n_features", n_features))
+        n_taken = model.sizes.get("n_features", n_features)
+        if n_features != n_taken and (n_features, n_taken) != (1, 2):  # one column may be logits of two classes
+            raise FileFormatError(f"{n_features} features are stored for a model of {n_taken}.")
+        if len(classes) != model.sizes.get("n_classes", len(classes)):
+            raise FileFormatError("the stored classes do not fit the model.")
         is_sound = type(n_features) is int and 1 <= n_features <= MAX_FEATURES and len(names) in (0, n_features)
         are_distinct = len(np.unique(classes)) == len(classes) >= 2
         if not (is_sound and are_distinct and prints.dtype == torch.int64 and prints.ndim == 1 and len(prints)):
@@ -469,11 +543,6 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = n_features
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
-
-    def _check_features(self, n_features: int, n_taken: int) -> None:
-        """Raise if the model of a file takes other features than the calibrator; one column may be logits of two."""
-        if n_features != n_taken and (n_features, n_taken) != (1, 2):
-            raise FileFormatError(f"{n_features} features are stored for a model of {n_taken}.")
 
     def __sklearn_is_fitted__(self) -> bool:
         return "classes_" in vars(self)

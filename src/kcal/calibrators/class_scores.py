@@ -21,6 +21,8 @@ TIE_TOLERANCE = 1e-9
 """Log-probabilities that differ by no more are tied, so that rounding decides nothing."""
 LOG_ODDS_DECIMALS = 9
 """Log-odds are rounded to so many decimals: rounding errors of a shifted row neither make nor break a tie."""
+MIN_LOG_PROB = -1e5
+"""Scores of masked classes are clipped here: beside greater numbers the gaps of the others would be rounded away."""
 PADDING = 1e18
 """A bound above all scores, at the ends of shorter rows of a table: files hold no infinities."""
 
@@ -160,7 +162,7 @@ def fitted_maps(name: str) -> Any:
 
     def read(calibrator: Any) -> list[Floats]:
         model = calibrator.model_
-        n_padded = (model.get_buffer(next(iter(model.shapes))) >= PADDING).sum(dim=1).tolist()
+        n_padded = (next(model.buffers()) >= PADDING).sum(dim=1).tolist()
         rows = zip(model.get_buffer(name), n_padded, strict=True)
         return [row[: len(row) - n].cpu().numpy() for row, n in rows]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -47,7 +47,7 @@ from kcal.validation import (
 
 Points = NDArray[np.floating]
 
-FOLDS = 5
+SIZE_FOLDS = 5
 MAX_PREDICTED = 5_000
 """Samples that are predicted to choose a bandwidth and a size; of more so many are chosen at random."""
 MANY_SAMPLES = 50_000
@@ -59,8 +59,8 @@ GRID_STEP = 2.0
 REFINEMENTS = 3
 """Halvings, on a logarithmic scale, of the interval in which the smallest size is."""
 TINY = np.finfo(np.float64).tiny
-MAX_POINTS = 10**12
-MAX_ITERATIONS = 20
+MAX_SUPPORT_SIZE = 10**12
+MAX_KMEANS_ITERATIONS = 20
 """Iterations of k-means: more change nothing that predictions show."""
 LARGE = 1e8
 """Points × centroids × dimensions from which k-means runs first for coarse cells, then within each of them."""
@@ -70,10 +70,10 @@ LARGE = 1e8
 class CompressionOptions:
     """How an estimate gets a smaller support: parameters of ``compress``."""
 
-    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_POINTS)
+    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_SUPPORT_SIZE)
     seed: int = 0
     progress: bool | None = None
-    n_folds: int = FOLDS
+    n_folds: int = SIZE_FOLDS
     fixed_bandwidth: bool = False
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class CompressionOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class SizeTrial:
     """A size of the support, with the out-of-fold predictions of samples and the bandwidths that were tried."""
 
     size: int
@@ -90,27 +90,32 @@ class Trial:
     own_log_probs: torch.Tensor  # (n_predicted,), of the own class of each predicted sample
 
 
-class Trials:
+class SizeTrials:
     """Out-of-fold predictions of the samples of an estimate by smaller supports, of any size.
 
-    ``groups`` are those of the points of the estimate in the original order; ``after_each`` is called with a text after
-    each size that was tried.
+    ``samples`` are those of the points, in the order of the fit; ``after_each`` is called with a text after each size
+    that was tried.
     """
 
     def __init__(
         self,
         estimate: KernelModel,
-        groups: Index | None,
+        samples: Samples | None,
         options: CompressionOptions,
         after_each: Callable[[str], None] = lambda _: None,
     ) -> None:
-        if estimate.compression is not None:
+        if samples is None:
             expected = "must not have been compressed before: its points are no samples"
             raise InvalidInputError("support", expected, remedy="Compress the calibrator with all samples.")
-        self.samples, self.options, self.bandwidth = samples_of(estimate.support, groups), options, estimate.bandwidth
+        places = estimate.support.counted.to(estimate.points.device)
+        counted = samples.select(estimate.order[places].cpu().numpy())  # in the order of the points
+        self.samples = replace(counted, embeddings=estimate.points[places])
+        if self.samples.n_parts < 2:
+            self.samples = replace(self.samples, groups=None)  # no other group would be left
+        self.options, self.bandwidth = options, estimate.bandwidth
         self.n_samples, self.smallest = len(self.samples), len(np.unique(self.samples.codes))  # one point per class
         self.changes_nothing = options.min_cluster_size == 1  # as many points as samples are the samples
-        self._kernel, self._after_each, self._trials = get_kernel(estimate.kernel), after_each, dict[int, Trial]()
+        self._kernel, self._after_each, self._trials = get_kernel(estimate.kernel), after_each, dict[int, SizeTrial]()
         folds = cross_folds(self.samples.codes, self.samples.groups, options.n_folds, options.seed)
         candidates = np.flatnonzero(folds == 0) if self.n_samples > MANY_SAMPLES else np.arange(self.n_samples)
         chosen = np.sort(np.random.default_rng([options.seed, 3]).permutation(candidates)[:MAX_PREDICTED])
@@ -118,14 +123,14 @@ class Trials:
         self._others = [self.samples.select(np.flatnonzero(folds != fold)) for fold in np.unique(folds[chosen])]
         self._weights = np.concatenate([part.weights for part in self._predicted])
 
-    def __getitem__(self, size: int) -> Trial:
+    def __getitem__(self, size: int) -> SizeTrial:
         """Return the trial of a size, made once."""
         if size not in self._trials:
             self._trials[size] = self._try(size)
             self._after_each(f"{size:,} points, loss {self._trials[size].curve.loss:.4f}")
         return self._trials[size]
 
-    def _try(self, size: int) -> Trial:
+    def _try(self, size: int) -> SizeTrial:
         share = size / self.n_samples
         merged = (merge_samples(part, round(share * len(part)), self.options)[0] for part in self._others)
         supports = [sorted_support(part) for part in merged]
@@ -139,7 +144,7 @@ class Trials:
                 interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
                 curve = search_bandwidth(loss.at, interval=interval)
         log_probs = self._own_probs(supports, [curve.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
-        return Trial(size, supports, replace(curve, n_folds=len(supports)), log_probs)
+        return SizeTrial(size, supports, replace(curve, n_folds=len(supports)), log_probs)
 
     def _own_probs(self, supports: Sequence[SortedSupport], bandwidths: Sequence[float]) -> list[torch.Tensor]:
         """Return the probabilities of the predicted samples' own classes at each bandwidth, (n_predicted,)."""
@@ -151,7 +156,7 @@ class Trials:
         ]
         return list(torch.cat(parts, dim=1))
 
-    def log_densities(self, trial: Trial) -> Floats:
+    def log_densities(self, trial: SizeTrial) -> Floats:
         """Return the log density of the other folds at the predicted samples, (n_predicted,)."""
         found = [
             PreparedSupport(support, [trial.curve.bandwidth], self._kernel).log_densities(part.embeddings)[0]
@@ -171,7 +176,7 @@ class Trials:
         """Out-of-fold loss with all samples of the other folds, at their bandwidth."""
         return -float(np.average(self._full_log_probs.numpy(), weights=self._weights))
 
-    def increase(self, trial: Trial) -> tuple[float, float]:
+    def increase(self, trial: SizeTrial) -> tuple[float, float]:
         """Return how much higher the loss of a trial is than that with all samples, and the standard error.
 
         Samples of a group are not independent: with groups, the error is that of the group means.
@@ -193,28 +198,9 @@ class Trials:
         return [int(size) for size in np.unique(sizes)]
 
 
-def samples_of(support: SortedSupport, groups: Index | None) -> Samples:
-    """Return the points of positive weight of a support, in its order; ``groups`` are in the original order."""
-    index = support.counted.numpy()
-    weights = np.ones(len(index))
-    if support.log_weights is not None:
-        weights = support.log_weights.cpu().double().exp().numpy()[index]
-    if groups is not None:
-        groups = groups[support.order.cpu().numpy()][index]
-        groups = groups if len(np.unique(groups)) > 1 else None  # no other group would be left
-    return Samples(
-        embeddings=support.points[support.counted.to(support.points.device)],
-        codes=support.codes.cpu().numpy()[index],
-        classes=np.arange(support.n_classes),
-        weights=weights,
-        groups=groups,
-        indices=index,
-    )
-
-
 # Which size is taken
 
-FindSize = Callable[[Trials], Trial]
+FindSize = Callable[[SizeTrials], SizeTrial]
 
 
 def check_target(size: Any, max_loss_increase: Any) -> FindSize:
@@ -227,10 +213,10 @@ def check_target(size: Any, max_loss_increase: Any) -> FindSize:
     if isinstance(size, float | np.floating):
         expected = "must be an integer, or a share of the samples above 0 and at most 1"
         return partial(select_size, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
-    return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_POINTS))
+    return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_SUPPORT_SIZE))
 
 
-def select_size(size: int | float, trials: Trials) -> Trial:
+def select_size(size: int | float, trials: SizeTrials) -> SizeTrial:
     """Return the trial of a number of points, or of a share of the samples, but at least one point per class."""
     is_share = isinstance(size, float)
     n_points = max(round(size * trials.n_samples), trials.smallest) if is_share else int(size)
@@ -242,7 +228,7 @@ def select_size(size: int | float, trials: Trials) -> Trial:
     return trials[min(n_points, trials.n_samples)]
 
 
-def select_one_se(trials: Trials) -> Trial:
+def select_one_se(trials: SizeTrials) -> SizeTrial:
     """Return the trial of the lowest loss, but that of all samples if no loss is lower by more than a standard error.
 
     Where clusters have a smallest size, all samples are no choice.
@@ -254,7 +240,7 @@ def select_one_se(trials: Trials) -> Trial:
     return best if increase < -error else trials[trials.n_samples]
 
 
-def select_within(share: float, trials: Trials) -> Trial:
+def select_within(share: float, trials: SizeTrials) -> SizeTrial:
     """Return the trial of the smallest size whose loss is higher than that of all samples by at most a share of it.
 
     The increase and its standard error together must be within the bound: a size is not to be chosen by chance.
@@ -279,29 +265,32 @@ def select_within(share: float, trials: Trials) -> Trial:
 
 
 def compress_model(
-    model: KernelModel, groups: Index | None, find_size: FindSize, options: CompressionOptions
-) -> tuple[KernelModel, Trial]:
+    model: KernelModel, samples: Samples | None, find_size: FindSize, options: CompressionOptions
+) -> tuple[KernelModel, SizeTrial]:
     """Return the model with the support that ``find_size`` chooses, and its trial.
 
-    ``groups`` are those of the points in the original order. Where no smaller support is chosen, the model is
-    returned as it is.
+    ``samples`` are those of the points, in the order of the fit; None raises. Where no smaller support is chosen, the
+    model is returned as it is.
     """
     with progress_bar("Compressing the support", None, show=options.progress) as advance:
-        trials = Trials(model, groups, options, advance)
+        trials = SizeTrials(model, samples, options, advance)
         trial = find_size(trials)
     if trial.size >= trials.n_samples and trials.changes_nothing:
         return model, trial
     merged, members = merge_samples(trials.samples, trial.size, options)
-    counts: dict[str, Any] = {"n_samples": trials.n_samples, "fewest": int(members.min())}
-    compression = Compression(loss=trial.curve.loss, **counts)
     references, n = model.log_densities, len(model.log_densities)
     if n:  # out-of-fold densities in place of those of single samples; their lengths stay
         densities = trials.log_densities(trial)
         quantiles = np.quantile(densities, (np.arange(n) + 0.5) / n, method="inverted_cdf")
         references = torch.from_numpy(quantiles).to(references.device)
-    config = {"bandwidth": trial.curve.bandwidth, "compression": asdict(compression), "n_samples": trials.n_samples}
-    tensors = {"log_densities": references, "log_lengths": model.log_lengths}
-    return model.with_support(sorted_support(merged)).changed(tensors, n_references=n, **config), trial
+    smaller = model.with_support(
+        sorted_support(merged),
+        bandwidth=trial.curve.bandwidth,
+        compression=Compression(trials.n_samples, int(members.min()), trial.curve.loss),
+        log_densities=references,
+        log_lengths=model.log_lengths,
+    )
+    return smaller, trial
 
 
 # Fewer points
@@ -384,7 +373,7 @@ def _kmeans(points: Points, weights: Floats, size: int, seed: int) -> Index:
 
     if points.size * size < LARGE:
         points = points.astype(np.float64)  # faster in small k-means: single precision is computed in chunks
-    model = KMeans(size, n_init=1, max_iter=MAX_ITERATIONS, random_state=seed)
+    model = KMeans(size, n_init=1, max_iter=MAX_KMEANS_ITERATIONS, random_state=seed)
     with warnings.catch_warnings(), openmp_threads_for(points.size * size):
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct points than clusters
         clusters: Index = model.fit(points, sample_weight=weights).labels_.astype(np.int64)

@@ -20,8 +20,8 @@ import torch
 from scipy.special import logsumexp, softmax
 from torch.nn.functional import pad
 
-from kcal.calibrators.base import check_two_parts, fitted
-from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.base import buffer, check_two_parts, fitted
+from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn
@@ -29,11 +29,11 @@ from kcal.progress import progress_bar
 from kcal.samples import MAX_FOLDS, Floats, Index, Samples, stratified_folds
 from kcal.validation import ALMOST_ZERO, check_integer, check_number, parameter, shown
 
-MIN_LOG_PROB = log(2.2e-16)
-SEPARABLE = 1e-6
+MIN_FEATURE = log(2.2e-16)
+SEPARABLE_LOSS = 1e-6
 """A mean log-loss that only separable rows reach."""
 GRIDS = ("tied", "odir", "published")
-MAX_POINTS = 20
+MAX_PENALTIES = 20
 """Number of penalties that a search tries at most."""
 MAX_GRID = 10_000
 FIRST_PENALTY = {"off_diagonal": 100.0, "diagonal": 1.0, "intercept": 0.01}
@@ -68,7 +68,7 @@ class DirichletModel(LogitModel):
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
-        clipped = log_probs.clamp_min(MIN_LOG_PROB)
+        clipped = log_probs.clamp_min(MIN_FEATURE)
         summed = torch.full_like(log_probs, -inf)
         for weights, intercepts in zip(self.weights, self.intercepts, strict=True):
             summed = torch.logaddexp(summed, torch.log_softmax(clipped @ weights.T + intercepts, dim=1))
@@ -149,7 +149,7 @@ class DirichletCalibration(LogitCalibrator):
         check_two_parts(samples)
         grid = check_grid(self.grid)
         points = published_grid(samples.n_classes) if grid == "published" else grid
-        total = MAX_POINTS if isinstance(points, str) else len(points)
+        total = MAX_PENALTIES if isinstance(points, str) else len(points)
         validation = CrossValidation(samples, int(self.folds), int(self.seed))
         with progress_bar("Dirichlet calibration", total, show=self.progress) as advance:
 
@@ -190,7 +190,7 @@ def search_penalty(loss_of: Callable[[Penalty], float], *, tied: bool) -> None:
     for factor, name in moves:
         for ratio in (1 / factor, factor):
             start = best
-            while len(tried) < MAX_POINTS:
+            while len(tried) < MAX_PENALTIES:
                 candidate = {**numbers, name: float(f"{numbers[name] * ratio:.6g}")}
                 if tuple(candidate.values()) in tried or not MIN_SEARCHED <= candidate[name] <= MAX_SEARCHED:
                     break
@@ -208,7 +208,7 @@ def is_better(loss: float, best: float) -> bool:
     return loss < best * (1 - MIN_IMPROVEMENT)
 
 
-class Trial(NamedTuple):
+class PenaltyTrial(NamedTuple):
     """A penalty, the models of its folds, (n_folds, n_classes, n_classes + 1), and their cross-validated log-loss."""
 
     penalty: Penalty
@@ -221,14 +221,14 @@ class CrossValidation:
 
     def __init__(self, samples: Samples, n_folds: int, seed: int) -> None:
         folds = stratified_folds(samples.codes, min(n_folds, len(samples)), seed)
-        features = pad(samples.logits.T.clamp_min(MIN_LOG_PROB), (0, 0, 0, 1), value=1.0).numpy()
+        features = pad(samples.logits.T.clamp_min(MIN_FEATURE), (0, 0, 0, 1), value=1.0).numpy()
         rows = Rows(features, samples.codes, samples.weights / samples.weights.sum())
         self.kept, held_out = ([np.flatnonzero((folds == f) == out) for f in np.unique(folds)] for out in (False, True))
         self.samples = rows
         self.shares = [rows.shares[index].sum() for index in held_out]
         self.held_out = [rows.select(index) for index in held_out]
         start = np.stack([rows.select(index).tempered_identity() for index in self.kept])
-        self.latest = self.best = Trial(Penalty(1.0, 1.0), start, inf)
+        self.latest = self.best = PenaltyTrial(Penalty(1.0, 1.0), start, inf)
         self.tried: list[tuple[float, ...]] = []
 
     def loss_of(self, penalty: Penalty) -> float:
@@ -244,7 +244,7 @@ class CrossValidation:
         """Return the cross-validated log-loss of models, and keep them if it is the lowest."""
         parts = zip(self.shares, self.held_out, models, strict=True)
         loss = float(sum(share * rows.log_loss(model) for share, rows, model in parts))
-        self.latest = Trial(penalty, models, loss)
+        self.latest = PenaltyTrial(penalty, models, loss)
         self.tried.append((*penalty, loss))
         if is_better(loss, self.best.loss):
             self.best = self.latest
@@ -254,7 +254,7 @@ class CrossValidation:
         """Return the model of the best penalty, solved to the final tolerance."""
         models = self.solve(self.best.penalty, self.best.models, FINAL_TOLERANCES)
         folds = zip(self.kept, models, strict=True)
-        if min(self.samples.select(kept).log_loss(model) for kept, model in folds) < SEPARABLE:
+        if min(self.samples.select(kept).log_loss(model) for kept, model in folds) < SEPARABLE_LOSS:
             warn(
                 "Dirichlet calibration stopped before its minimum: the logits separate the classes, there is no "
                 "minimiser, and probabilities are near 0 and 1. Use more calibration samples, or a grid of stronger "
@@ -267,7 +267,7 @@ class CrossValidation:
         """Return the calibration model of fitted models, with the best penalty and the search."""
         weights, intercepts, search = models[..., :-1], models[..., -1], np.array(self.tried)
         penalties = self.best.penalty._asdict()
-        return DirichletModel.build(weights=weights, intercepts=intercepts, search=search, **penalties)
+        return DirichletModel(weights=weights, intercepts=intercepts, search=search, **penalties)
 
 
 class Rows(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,13 +22,11 @@ from kcal.calibrators.kernel_model import KernelModel
 from kcal.errors import printable
 from kcal.kernels import Contributions, largest_contributions
 from kcal.progress import progress_bar
-from kcal.samples import Samples
+from kcal.samples import Floats, Samples
 from kcal.validation import check_integer
 
 if TYPE_CHECKING:
     import pandas
-
-Floats = NDArray[np.float64]
 
 SHOWN_ROWS, SHOWN_CLASSES, LABEL_WIDTH = 5, 3, 24
 """Rows, classes and characters of a label that a printed explanation shows, at most."""
@@ -36,8 +34,6 @@ LOW_EVIDENCE = 0.01
 """Evidence below which a row is said to have few similar samples."""
 RARE_TERMS = ("prior", "masked")
 """Contributions to the log-odds that are left out where they are 0 for all predictions."""
-ROUNDING = 1e-15
-"""Relative difference of a probability and its logarithm's exponential."""
 BLOCK_ROWS, BLOCK_ENTRIES = 1_024, 4_000_000
 """Predictions that are explained at once, and numbers of their samples' points, at most."""
 
@@ -238,29 +234,17 @@ def aligned(lines: list[list[str]]) -> list[str]:
     ]
 
 
-class Attribution(NamedTuple):
-    """The shares of the k most important samples in n predictions, and of everything else."""
-
-    positions: torch.Tensor  # (n, k), of the samples in the support, in the order of the fit
-    codes: torch.Tensor  # (n, k), their classes
-    shares: torch.Tensor  # (n, k)
-    distances: torch.Tensor  # (n, k)
-    rest: torch.Tensor  # (n, n_classes), of all other samples
-    parts: dict[str, torch.Tensor]  # (n, n_classes) each, of what is not a sample
-    log_odds: dict[str, torch.Tensor]  # (n,) each, contributions to the log-odds of the top two classes; of a blend
-
-
 def attribute(
     contributions: Contributions,
     by_samples: torch.Tensor,
     k: int,
     parts: dict[str, torch.Tensor],
     log_odds: dict[str, torch.Tensor] | None = None,
-) -> Attribution:
-    """Return the attribution by the samples of the largest shares.
+) -> dict[str, Any]:
+    """Return what an :class:`Explanation` has of a block of predictions, but with the positions of the samples.
 
     ``contributions`` are what samples contribute to class sums; ``by_samples`` is the probability that all samples have
-    together, (n, n_classes). The others are as in :class:`Attribution`.
+    together, (n, n_classes). Positions are in the order of the fit.
     """
     sums = contributions.class_sums().sums  # (1, n_classes, n)
     factors = torch.where(sums > 0, by_samples.T.to(sums) / sums, 0.0)
@@ -269,20 +253,8 @@ def attribute(
     positions = positions.to(support.codes.device)
     codes, shares = support.codes[positions].cpu(), shares.cpu()
     rest = (by_samples - torch.zeros_like(by_samples).scatter_add_(1, codes, shares)).clamp_min(0.0)
-    return Attribution(support.order[positions].cpu(), codes, shares, distances, rest, parts, log_odds or {})
-
-
-def attribute_kcal(model: Any, rows: torch.Tensor, probs: torch.Tensor, k: int) -> Attribution:
-    """Return the attribution of the probabilities ``probs``, (n, n_classes) in float64, of ``rows``, (n, h)."""
-    points, even = model.project(rows), model.even_share / probs.shape[1]
-    by_samples = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
-    parts = {"smoothing": torch.full_like(probs, even)}
-    if model.prior is not None:
-        posteriors = model.prepared.posteriors(points)[0].cpu()
-        reached = (posteriors[:, model.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)
-        parts["prior"] = torch.where(reached, 0.0, by_samples)
-        by_samples = torch.where(reached, by_samples, 0.0)
-    return attribute(Contributions(model.prepared, points), by_samples, k, parts)
+    samples = {"positions": support.order[positions].cpu(), "codes": codes, "shares": shares, "distances": distances}
+    return {**samples, "rest": rest, "parts": parts, "log_odds": log_odds or {}}
 
 
 def explain_rows(
@@ -298,28 +270,25 @@ def explain_rows(
     """Return the explanation of the predictions of a model for embeddings and logits; ``samples`` are its support."""
     estimate = model.estimate
     probs = model.in_blocks(embeddings, logits).exp().cpu().double()
-    step = BLOCK_ENTRIES // (min(k, len(estimate.points)) * estimate.config["n_features"])
+    step = BLOCK_ENTRIES // (min(k, len(estimate.points)) * estimate.n_features)
     step = max(min(BLOCK_ROWS, step), 1)
     blocks = [slice(start, start + step) for start in range(0, len(probs), step)]
-    found: list[Attribution] = []
-    evidence = []
+    found = []
     with progress_bar("Explaining", len(blocks), show=progress if len(blocks) > 1 else False) as advance:
         for block in blocks:
             inputs = [None if rows is None else rows[block] for rows in (embeddings, logits)]
-            found.append(model.attribute(*inputs, probs[block], k))
-            evidence.append(model.evidence_of(*inputs).cpu())
+            evidence = model.evidence_of(*inputs).cpu().double()
+            found.append({**model.attribute(*inputs, probs[block], k), "evidence": evidence})
             advance("")
-    parts, terms = (_joined_by_name([getattr(each, name) for each in found]) for name in ("parts", "log_odds"))
-    positions = torch.cat([each.positions for each in found]).numpy()
+    joined = _joined(found)
+    positions, parts, terms = (joined.pop(name) for name in ("positions", "parts", "log_odds"))
     indices = np.full(len(estimate.points), -1) if samples is None else samples.indices
     ids = point_names(estimate) if samples is None else indices if samples.ids is None else samples.ids
-    names = ("codes", "shares", "distances", "rest")
     return Explanation(
-        **{name: torch.cat([getattr(each, name) for each in found]).numpy() for name in names},
+        **joined,
         classes=classes,
         numbers=np.arange(len(probs)),
         probabilities=probs.numpy(),
-        evidence=torch.cat(evidence).double().numpy(),
         ids=ids[positions],
         rows=indices[positions],
         parts={name: part for name, part in parts.items() if part.any()},
@@ -327,8 +296,11 @@ def explain_rows(
     )
 
 
-def _joined_by_name(blocks: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, NDArray[Any]]:
-    return {name: torch.cat([block[name] for block in blocks]).numpy() for name in blocks[0]}
+def _joined(blocks: Sequence[Any]) -> Any:
+    """Return the rows of all blocks, by name where they are mappings."""
+    if isinstance(blocks[0], Mapping):
+        return {name: _joined([block[name] for block in blocks]) for name in blocks[0]}
+    return torch.cat(list(blocks)).numpy()
 
 
 def point_names(estimate: KernelModel) -> NDArray[Any]:

@@ -27,16 +27,16 @@ import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import fitted
-from kcal.calibrators.class_scores import average_ties, rank_of_label, sort_classes, unsort_classes
-from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.base import buffer, fitted
+from kcal.calibrators.class_scores import MIN_LOG_PROB, average_ties, rank_of_label, sort_classes, unsort_classes
+from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.errors import MissingExtraError
 from kcal.progress import progress_bar
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_integer, parameter
 
-MAX_ITERATIONS = 1000
+MAX_BOUND_ITERATIONS = 1000
 ADVICE = "its bound still rose, and it may not be optimal."
 MAX_INDUCING_POINTS = 1000
 MAX_DRAWS = 100_000
@@ -44,8 +44,6 @@ WHITE_NOISE = 0.01
 """ε: on the diagonal of k(Z, Z), and part of every marginal variance."""
 MAX_DEVIATION = 300.0
 """Latent values are clipped to this distance from their mean, so that no exponential overflows."""
-MIN_LOG_PROB = -1e5
-"""Scores of masked classes are clipped here, so that distances to other scores stay exact to 1e-6."""
 INITIAL_LENGTHSCALES = {"logits": 10.0, "probabilities": 0.5}
 BOUNDS = {
     "mean": (-inf, inf),
@@ -196,7 +194,7 @@ class GaussianProcessCalibration(LogitCalibrator):
         labels = scores, rank_of_label(order, samples.codes), torch.from_numpy(samples.weights)
         posterior = fit_posterior(*labels, torch.from_numpy(inducing), self.representation, self.progress)
         variance, lengthscale = (posterior.pop(f"log_{name}").exp()[0] for name in ("variance", "lengthscale"))
-        return GaussianProcessModel.build(
+        return GaussianProcessModel(
             inducing=inducing,
             whitening=whitening_matrix(torch.from_numpy(inducing), variance, lengthscale),
             normals=standard_normals(int(self.samples), samples.n_classes, int(self.seed)),
@@ -254,7 +252,7 @@ def fit_posterior(
     """
     grid = ScoreGrid(scores, spacing)
     function, parameters = make_latent_function(inducing, representation)
-    with progress_bar("Gaussian process", MAX_ITERATIONS, show=show) as advance:
+    with progress_bar("Gaussian process", MAX_BOUND_ITERATIONS, show=show) as advance:
 
         def evaluate() -> float:
             loss = negative_bound(function, representation, grid, own, weights)
@@ -263,7 +261,7 @@ def fit_posterior(
 
         loss, start = loss_of_parameters(evaluate, list(parameters.values()))
         bounds = [BOUNDS[name] for name, values in parameters.items() for _ in range(values.numel())]
-        limits: dict[str, Any] = {"bounds": bounds, "max_iterations": MAX_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
+        limits: dict[str, Any] = {"bounds": bounds, "max_iterations": MAX_BOUND_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
         point = minimise(loss, start, name="the Gaussian process", advice=ADVICE, **limits)
     vector_to_parameters(torch.from_numpy(point), parameters.values())
     posterior = {name: value.detach().reshape(-1) for name, value in parameters.items()}

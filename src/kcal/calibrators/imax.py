@@ -12,13 +12,12 @@ it reaches may be a local one.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from kcal.calibrators.base import buffer, option
 from kcal.calibrators.class_scores import (
     fit_maps,
     fitted_maps,
@@ -28,13 +27,13 @@ from kcal.calibrators.class_scores import (
     rounded_log_odds,
     top_accuracy,
 )
-from kcal.calibrators.logits import MAX_BINS, LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.logits import MAX_BINS, LogitCalibrator, LogitModel
 from kcal.calibrators.one_vs_rest import bin_rates
 from kcal.samples import Floats, Samples
 from kcal.validation import check_choice, check_integer, parameter
 
-FORMS = ("shared", "classwise", "top")
-MAX_STEPS = 200
+IMAX_FORMS = ("shared", "classwise", "top")
+MAX_ALTERNATIONS = 200
 CANDIDATES = 4
 MAX_SEEDED = 2**16
 """Seeds are drawn from at most so many scores, at evenly spaced ranks."""
@@ -47,10 +46,7 @@ class IMaxModel(LogitModel):
 
     boundaries: torch.Tensor = buffer("n_maps", "n_boundaries")
     rates: torch.Tensor = buffer("n_maps", "n_bins")
-
-    def __init__(self, *, form: str, **config: Any) -> None:
-        super().__init__(form=form, **config)
-        self.form = form
+    form: str = option()
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -97,7 +93,7 @@ class IMaxBinning(LogitCalibrator):
     _model_class = IMaxModel
     boundaries_ = fitted_maps("boundaries")
     rates_ = fitted_maps("rates")
-    form: str = parameter("shared", check_choice, choices=FORMS)
+    form: str = parameter("shared", check_choice, choices=IMAX_FORMS)
     bins: int = parameter(15, check_integer, minimum=1, maximum=MAX_BINS)
 
     @property
@@ -111,7 +107,7 @@ class IMaxBinning(LogitCalibrator):
             scores = scores.max(axis=1, keepdims=True)
             targets = top_accuracy(samples.logits, samples.codes)[:, None]
         tables = fit_maps(self._fit_bins, scores, targets, samples.weights, shared=self.form == "shared")
-        return IMaxModel.build(form=self.form, **tables)
+        return IMaxModel(form=self.form, **tables)
 
     def _fit_bins(self, scores: Floats, targets: Floats, weights: Floats) -> dict[str, Floats]:
         """Return boundaries and rates; every class starts from the same draws, so that their order plays no part."""
@@ -128,7 +124,7 @@ def find_boundaries(log_odds: Floats, weights: Floats, n_bins: int, generator: n
     scores, weights = np.clip(log_odds[order], -MAX_LOG_ODDS, MAX_LOG_ODDS), weights[order]
     positive, negative = weights * expit(scores), weights * expit(-scores)  # both exact in their own tail
     boundaries = boundaries_between(draw_seeds(scores, weights, n_bins, generator))
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_ALTERNATIONS):
         edges = np.concatenate([[0], np.searchsorted(scores, boundaries, side="left"), [len(scores)]])
         ones, zeros = _sums(positive, edges), _sums(negative, edges)
         empty = (ones + zeros) == 0

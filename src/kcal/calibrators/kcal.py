@@ -25,9 +25,10 @@ from kcal.calibrators.base import (
     Tags,
     Tensors,
     fitted,
+    option,
 )
-from kcal.calibrators.compress import FOLDS, MAX_POINTS, CompressionOptions, select_one_se
-from kcal.calibrators.explain import Attribution, attribute_kcal
+from kcal.calibrators.compress import MAX_SUPPORT_SIZE, SIZE_FOLDS, CompressionOptions, select_one_se
+from kcal.calibrators.explain import attribute
 from kcal.calibrators.fit_warnings import (
     too_few_samples,
     warn_missing_classes,
@@ -36,7 +37,8 @@ from kcal.calibrators.fit_warnings import (
     warn_untrained,
 )
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import KernelModel, compares_lengths, example_rows
+from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, SupportModel, example_rows, support_values
+from kcal.calibrators.logits import required
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.errors import BandwidthWarning, InvalidInputError
@@ -45,6 +47,7 @@ from kcal.kernels import (
     BandwidthChoice,
     BandwidthCurve,
     ClassSums,
+    Contributions,
     LeaveOutLoss,
     SortedSupport,
     get_kernel,
@@ -68,6 +71,7 @@ from kcal.projection import (
     find_projection,
     frozen_copy,
     get_recipe,
+    ignores_length,
     needs_training,
     project,
 )
@@ -86,80 +90,55 @@ from kcal.validation import (
     unchecked_logits,
 )
 
-Index = NDArray[np.int64]
-
 MAX_SCORED = 1_000
 """Samples by which the leave-one-out accuracy is estimated, at most."""
 MAX_COMPARED = 6_000
 """Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 MAX_ALONE = 0.3
 """Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
+ROUNDING = 1e-15
+"""Relative difference of a probability and its logarithm's exponential."""
 LOWEST_LOG_PROB = -1e8
 """Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
 
 
-class KCalModel(KernelModel):
-    """Class probabilities from a kernel density estimate.
+class KCalModel(SupportModel):
+    """Class probabilities from a kernel density estimate."""
 
-    Parameters
-    ----------
-    smoothing : float, optional
-        Share of the probability that is spread evenly over the classes; 1/(n + 2) of n samples by default.
-    has_prior : bool
-        Whether class frequencies of deployment are given.
-    inputs : "embeddings" or "logits"
-        What the projection works on: embeddings, or the log-softmax of logits.
-    """
+    smoothing: float | None = option(None)
+    inputs: str = option("embeddings")  # what the projection works on; of "logits" the log-softmax
 
-    frequencies: torch.Tensor  # (n_classes,), of the calibration set
-    prior: torch.Tensor | None  # (n_classes,), of deployment
-
-    def __init__(
-        self,
-        *,
-        n_classes: int,
-        smoothing: float | None = None,
-        has_prior: bool = False,
-        inputs: str = "embeddings",
-        **config: Any,
-    ) -> None:
-        super().__init__(n_classes=n_classes, smoothing=smoothing, has_prior=has_prior, inputs=inputs, **config)
-        if smoothing is not None:
-            check_number(smoothing, "smoothing", minimum=0, maximum=1)
-        self.even_share = 1 / (self.n_samples + 2) if smoothing is None else smoothing
-        self.takes_logits = inputs == "logits"
-        self.declare(frequencies=(n_classes,))
-        self.declare_if(has_prior, prior=(n_classes,))
-
-    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes)."""
-        return self.log_probs(self.class_sums(self.rows(embeddings, logits)))
-
-    def with_evidence(
-        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
-        rows = self.rows(embeddings, logits)
-        sums = self.class_sums(rows)
-        return self.log_probs(sums), self.evidence(sums, rows)
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        if self.smoothing is not None:
+            check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
+        self.even_share = 1 / (self.estimate.n_samples + 2) if self.smoothing is None else self.smoothing
 
     def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return what the projection works on, (n, h)."""
-        if not self.takes_logits:
+        if self.inputs != "logits":
             return super().rows(embeddings)
-        if logits is None:
-            raise InvalidInputError("logits", "are needed by this module", got="None")
-        return bounded_log_softmax(unchecked_logits(logits, "logits"))
+        return bounded_log_softmax(unchecked_logits(required(logits, "logits"), "logits"))
+
+    def log_probs(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), of class sums."""
+        return self.corrected(sums.posteriors()[0]).log()
 
     def attribute(
         self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
-    ) -> Attribution:
-        """Return the shares of samples in the probabilities ``probs`` of rows."""
-        return attribute_kcal(self, self.rows(embeddings, logits), probs, k)
-
-    def log_probs(self, sums: ClassSums) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes), of class sums."""
-        return self.corrected(sums.posteriors()[0]).log()
+    ) -> dict[str, Any]:
+        """Return the shares of samples, smoothing and prior in ``probs``, (n, n_classes) in float64, of rows."""
+        points, even = self.estimate.project(self.rows(embeddings, logits)), self.even_share / probs.shape[1]
+        by_samples = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
+        parts = {"smoothing": torch.full_like(probs, even)}
+        if self.prior is not None:
+            posteriors = self.estimate.prepared.posteriors(points)[0].cpu()
+            reached = (posteriors[:, self.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)
+            parts["prior"] = torch.where(reached, 0.0, by_samples)
+            by_samples = torch.where(reached, by_samples, 0.0)
+        return attribute(Contributions(self.estimate.prepared, points), by_samples, k, parts)
 
     def corrected(self, posteriors: torch.Tensor) -> torch.Tensor:
         """Return posteriors, (n, n_classes), corrected for the prior and smoothed."""
@@ -167,15 +146,15 @@ class KCalModel(KernelModel):
 
     def leave_one_out_probs(self, groups: torch.Tensor | None) -> torch.Tensor:
         """Return probabilities of each support sample given the others (other groups), in the order of the fit."""
-        kernel = get_kernel(self.kernel)
-        return self.corrected(leave_out_posteriors(self.support, self.bandwidth, kernel=kernel, keys=groups))
+        estimate, kernel = self.estimate, get_kernel(self.estimate.kernel)
+        return self.corrected(leave_out_posteriors(estimate.support, estimate.bandwidth, kernel=kernel, keys=groups))
 
     def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
         """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
-        support = self.support
+        support = self.estimate.support
         rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
         rule = leave_out_rule(support, groups).select(rows)
-        probs = self.corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
+        probs = self.corrected(self.estimate.prepared.posteriors(support.points[rows], leave_out=rule)[0])
         codes = support.codes[rows]
         log_weights = torch.zeros(len(rows)) if support.log_weights is None else support.log_weights[rows].cpu()
         shares = torch.softmax(log_weights.double(), dim=0)
@@ -288,8 +267,8 @@ class KCal(KernelCalibrator):
 
     _model_class = KCalModel
     _stored_records = (*KernelCalibrator._stored_records, FastRecipe, PaperRecipe, TrainingCurve)
-    projection_ = fitted("projection")
-    compression_ = fitted("compression")
+    projection_ = fitted("estimate.projection")
+    compression_ = fitted("estimate.compression")
     projection: Any = "residual"
     dimension: int | str = "auto"
     recipe: str | Recipe = "fast"
@@ -301,7 +280,7 @@ class KCal(KernelCalibrator):
     bandwidth_exponent: float | None = parameter(None, check_number, minimum=-1, maximum=0)
     smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     support: str = parameter("all", check_choice, choices=("all", "merged"))
-    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_POINTS)
+    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_SUPPORT_SIZE)
     training_curve_: TrainingCurve | None = field(init=False)
     _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
 
@@ -372,7 +351,7 @@ class KCal(KernelCalibrator):
         fit = Fit.of(
             model,
             samples,
-            bandwidth_record(samples, len(samples), model.bandwidth, *chosen),
+            bandwidth_record(samples, len(samples), model.estimate.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
         )
         self.training_curve_ = training_curve
@@ -421,19 +400,19 @@ class KCal(KernelCalibrator):
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         fit = self._latest()
-        model, curve = fit.model, fit.curve
+        estimate, curve = fit.model.estimate, fit.curve
         groups = None if fit.samples is None else fit.samples.keys()
         unit = "one" if groups is None else "one-group"
-        loss = model.leave_one_out_score(groups)[1] if curve is None else curve.loss
+        loss = fit.model.leave_one_out_score(groups)[1] if curve is None else curve.loss
         name = (
             f"leave-{unit}-out log-loss"
             if curve is None or curve.n_folds is None
             else f"log-loss over {curve.n_folds} folds"
         )
         return {
-            "support": f"{len(model.points):,} {model.compression or 'samples'}",
-            "dimension": f"{self.n_features_in_:,} → {model.dimension:,}",
-            "bandwidth": f"{model.bandwidth:.4g}",
+            "support": f"{len(estimate.points):,} {estimate.compression or 'samples'}",
+            "dimension": f"{self.n_features_in_:,} → {estimate.dimension:,}",
+            "bandwidth": f"{estimate.bandwidth:.4g}",
             name: f"{loss:.4f}",
         }
 
@@ -503,26 +482,25 @@ class KCal(KernelCalibrator):
         """Return the model, the training of its projection, and the bandwidths that were tried by leaving out keys."""
         kernel, choice = get_kernel(self.kernel), self._bandwidth_choice(samples)
         projection, training_curve = self._find_projection(samples, training, keys, choice)
-        points = replace(samples, embeddings=project(projection, samples.embeddings))
-        bandwidth, curve = choice.choose(sorted_support(points), kernel=kernel, keys=keys, progress=self.progress)
-        model = KCalModel.of(
-            projection,
-            points,
-            samples.embeddings.shape[1],
-            compares_lengths=compares_lengths(projection, samples),
+        support = sorted_support(replace(samples, embeddings=project(projection, samples.embeddings)))
+        bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
+        compares_lengths = ignores_length(projection, samples.embeddings[samples.counted[:COMPARED_ROWS]])
+        estimate = KernelModel(
+            projection=projection,
+            n_features=samples.embeddings.shape[1],
             bandwidth=bandwidth,
             kernel=kernel.name,
-            smoothing=None if self.smoothing is None else float(self.smoothing),
-            inputs=self.inputs,
-            **self._class_state(samples),
+            **support_values(support, compares_lengths=compares_lengths),
         )
+        smoothing = None if self.smoothing is None else float(self.smoothing)
+        options = {"smoothing": smoothing, "inputs": self.inputs}
+        model = KCalModel(estimate=estimate, **options, **self._class_frequencies(samples))
         return model, training_curve, curve
 
-    def _class_state(self, samples: Samples) -> dict[str, Any]:
+    def _class_frequencies(self, samples: Samples) -> dict[str, torch.Tensor | None]:
         """Return the class frequencies of samples and of deployment, as buffers of the model."""
         prior = check_prior(self.prior, samples.classes)
-        tensors = {"frequencies": torch.from_numpy(samples.frequencies()), "prior": prior}
-        return {"tensors": tensors, "has_prior": prior is not None}
+        return {"frequencies": torch.from_numpy(samples.frequencies()), "prior": prior}
 
     def _find_projection(
         self, samples: Samples, training: Samples | None, keys: torch.Tensor | None, choice: BandwidthChoice
@@ -568,7 +546,8 @@ class KCal(KernelCalibrator):
         """Return the fit at a given bandwidth, at that of the power law of earlier searches, or of a new search."""
         support = sorted_support(samples)
         record, curve, is_due = self._next_bandwidth(fit, samples, support, n_updates, search=search)
-        model = fit.model.with_support(support, bandwidth=record.bandwidth, **self._class_state(samples))
+        estimate = fit.model.estimate.with_support(support, bandwidth=record.bandwidth)
+        model = fit.model.changed(estimate=estimate, **self._class_frequencies(samples))
         history = with_record(fit.history, record)
         return replace(fit, model=model, history=history, curve=curve, is_search_due=is_due)
 
@@ -621,7 +600,7 @@ class KCal(KernelCalibrator):
             min_cluster_size=self.min_cluster_size,
             seed=self.seed,
             progress=self.progress,
-            n_folds=self.folds or FOLDS,
+            n_folds=self.folds or SIZE_FOLDS,
             fixed_bandwidth=self.bandwidth != "cv",
         )
         return self._compressed(fit, select_one_se, options)
@@ -633,14 +612,14 @@ class KCal(KernelCalibrator):
         cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
     ) -> dict[str, nn.Module]:
         super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
-        architecture = config["projection"]
+        architecture = config["estimate"]["projection"]["architecture"]
         if (architecture == OWN_MODULE) != ("projection" in parts):
             expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
             if architecture == OWN_MODULE:
                 expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
                 remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
             raise LoadArgumentError("projection", expected, remedy=remedy)
-        return {"module": frozen_copy(parts["projection"], tensors["points"])} if "projection" in parts else {}
+        return {name: frozen_copy(module, tensors["estimate.points"]) for name, module in parts.items()}
 
     def _stored_parameters(self) -> dict[str, Any]:
         stored = super()._stored_parameters()
@@ -649,7 +628,7 @@ class KCal(KernelCalibrator):
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
         parameters = super()._read_parameters(stored, model)
-        own = {"projection": model.projection} if stored["projection"] == OWN_MODULE else {}
+        own = {"projection": model.estimate.projection} if stored["projection"] == OWN_MODULE else {}
         return parameters | own
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

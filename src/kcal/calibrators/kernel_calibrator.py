@@ -46,6 +46,7 @@ from kcal.validation import (
     check_integer,
     check_labels,
     collect_classes,
+    of_one_type,
     row_fingerprints,
     shown,
 )
@@ -59,7 +60,7 @@ STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logi
 class Fit:
     """What a fit or an update leaves. It is replaced in one assignment: a reader sees all of it."""
 
-    model: Any  # a KernelModel, or a BlendModel with one
+    model: Any  # a SupportModel
     classes: NDArray[Any]
     fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
     samples: Samples | None  # of the support, in the order of the fit, without embeddings; None if points are others
@@ -88,7 +89,7 @@ class Fit:
         if self.samples is None or len(self.model.estimate.log_densities):
             return self.model
         with torch.inference_mode(False), torch.no_grad():
-            return self.model.with_estimate(self.model.estimate.with_reference(self.samples))
+            return self.model.changed(estimate=self.model.estimate.with_reference(self.samples))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -100,7 +101,9 @@ class KernelCalibrator(Calibrator):
     one builds the model if samples have changed; those of the bandwidth are of the latest model that was built.
     """
 
-    _tags: ClassVar[Tags] = Tags(has_evidence=True, has_explanations=True, learns_online=True, has_support=True)
+    _tags: ClassVar[Tags] = Tags(
+        has_evidence=True, has_prior=True, has_explanations=True, learns_online=True, has_support=True
+    )
     _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
     _known_rows_remedy: ClassVar[str] = ""
@@ -221,10 +224,10 @@ class KernelCalibrator(Calibrator):
 
         Low values mark queries far from all calibration samples; :meth:`evidence` puts them on a scale from 0 to 1.
         """
-        estimate = self._latest().model.estimate
+        model = self._latest().model
         rows, kind = self._check_rows(X)
         with torch.no_grad(), threads_for(0):
-            return kind.restore(estimate.log_density(estimate.class_sums(estimate.rows(rows, rows))))
+            return kind.restore(model.estimate.log_density(model.estimate.class_sums(model.rows(rows, rows))))
 
     @without_autocast()
     def evidence(self, X: Any) -> Any:
@@ -237,10 +240,10 @@ class KernelCalibrator(Calibrator):
         shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
         themselves, and get too much.
         """
-        estimate = self._latest().complete.estimate
+        model = self._latest().complete
         rows, kind = self._check_rows(X)
         with torch.no_grad(), threads_for(0):
-            return kind.restore(estimate.evidence_of(rows, rows))
+            return kind.restore(model.evidence_of(rows, rows))
 
     @without_autocast()
     def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
@@ -266,7 +269,7 @@ class KernelCalibrator(Calibrator):
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
-        return {"embeddings": example_rows(self._latest().complete.estimate, n_rows, self.n_features_in_)}
+        return {"embeddings": example_rows(self._latest().complete, n_rows, self.n_features_in_)}
 
     # Other calibrators made from this one
 
@@ -279,7 +282,7 @@ class KernelCalibrator(Calibrator):
         fit = other._fit
         checked = check_prior(prior, fit.classes)
         check_prior_reaches(checked, fit.model.frequencies.cpu())
-        model = fit.model.changed({"prior": checked}, has_prior=checked is not None)
+        model = fit.model.changed(prior=checked)
         other.prior, other._fit = prior, replace(fit, model=model)
         return other
 
@@ -322,16 +325,14 @@ class KernelCalibrator(Calibrator):
 
     def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
         """Return the fit with a smaller support; the same one if that has all samples."""
-        complete = fit.complete
-        if groups is not None:
-            groups = check_groups(groups, len(complete.estimate.points))
-        elif fit.samples is not None:
-            groups = fit.samples.groups
+        complete, samples = fit.complete, fit.samples
+        if groups is not None and samples is not None:
+            samples = replace(samples, groups=check_groups(groups, len(samples)))
         with threads_for(0):
-            estimate, trial = compress_model(complete.estimate, groups, find_size, options)
+            estimate, trial = compress_model(complete.estimate, samples, find_size, options)
         if estimate is complete.estimate:
             return fit
-        return replace(fit, model=complete.with_estimate(estimate), samples=None, curve=trial.curve)
+        return replace(fit, model=complete.changed(estimate=estimate), samples=None, curve=trial.curve)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
@@ -395,7 +396,7 @@ class KernelCalibrator(Calibrator):
                 self._fit = self._build(table, search=False)
             except KcalError:  # too few samples are left: predictions raise
                 model = self._fit.model
-                empty = model.with_estimate(model.estimate.with_support(model.estimate.support.empty()))
+                empty = model.changed(estimate=model.estimate.with_support(model.estimate.support.empty()))
                 nobody = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
                 prints = np.sort(table.other_fingerprints)
                 self._fit = replace(self._fit, model=empty, samples=nobody, fingerprints=prints, version=-1)
@@ -420,7 +421,7 @@ class KernelCalibrator(Calibrator):
         labels = check_labels(y, len(rows))
         names = None if ids is None else check_ids(ids, len(rows)).tolist()
         with without_autocast():
-            projected = fit.model.estimate.rows(embeddings, scores)
+            projected = fit.model.rows(embeddings, scores)
             columns = {
                 "embeddings": fit.model.estimate.project(projected).cpu().numpy(),
                 "fingerprints": row_fingerprints(rows),
@@ -439,7 +440,7 @@ class KernelCalibrator(Calibrator):
         """Raise if labels that are new cannot become classes."""
         new = table.is_new(labels)
         if new.any():
-            check_prior(self.prior, np.append(table.classes, np.unique(labels[new])))
+            check_prior(self.prior, np.concatenate(of_one_type([table.classes, np.unique(labels[new])], name)))
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         """Warn of classes whose last sample has left, where that changes what can be predicted."""
@@ -555,12 +556,9 @@ class KernelCalibrator(Calibrator):
         return values, {f"samples.{name}": torch.as_tensor(column) for name, column in columns.items()}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        values, estimate = state.values, model.estimate
-        self._check_features(self.n_features_in_, estimate.config["n_features"])
-        estimate.check()
-        if len(classes) != estimate.n_classes:
-            raise FileFormatError("the stored classes do not fit the model.")
-        samples = None if values["samples"] is None else read_samples(state, estimate.support, classes)
+        values = state.values
+        model.estimate.check()
+        samples = None if values["samples"] is None else read_samples(state, model.estimate.support, classes)
         history, curve, counters = (self._from_stored(values[name]) for name in ("history", "curve", "counters"))
         if curve is not None:
             curve = replace(curve, bandwidths=np.array(curve.bandwidths), losses=np.array(curve.losses))

@@ -11,26 +11,23 @@ if density and length are independent.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.base import CalibrationModel
+from kcal.calibrators.base import CalibrationModel, Tensors, buffer, load_tensors, option, submodule
 from kcal.calibrators.class_scores import places
-from kcal.errors import FileFormatError, InvalidInputError
-from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule, sorted_support
-from kcal.projection import OWN_MODULE, architecture_of, ignores_length, log_lengths, new_projection, project
+from kcal.calibrators.logits import required
+from kcal.errors import FileFormatError
+from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
+from kcal.projection import architecture_of, log_lengths, new_projection, project
 from kcal.samples import Samples
 from kcal.validation import check_number, computing_dtype
-
-Buffers = Mapping[str, torch.Tensor | None]
-NO_BUFFERS: Buffers = MappingProxyType({})
 
 MAX_SUMS = 2**22
 """Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
@@ -44,8 +41,7 @@ EXAMPLE_NOISE, EXAMPLE_DRAWS = 0.1, 2
 """Noise of made-up rows in units of the standard deviation of calibration samples, and random rows per dimension."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compression:
+class Compression(NamedTuple):
     """How a smaller support was made of the samples, and its loss."""
 
     n_samples: int  # of positive weight, before
@@ -57,122 +53,71 @@ class Compression:
         return f"points for {self.n_samples:,} samples ({self.method}), each for {self.fewest} or more"
 
 
+def restore_projection(
+    config: Mapping[str, Any], tensors: Tensors, *, projection: nn.Module | None = None
+) -> nn.Module:
+    """Return a stored projection: of an architecture of kcal, or the caller's own."""
+    if projection is None:
+        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
+        with torch.device("meta"):
+            sizes = config["n_features"], config["dimension"]
+            projection = new_projection(config["architecture"], *sizes, str(dtype).removeprefix("torch."))
+    return load_tensors(projection, tensors)
+
+
 class KernelModel(CalibrationModel):
     """The projection, the projected samples sorted by class, the bandwidth and the reference of the evidence.
 
-    Parameters
-    ----------
-    projection : str
-        Architecture of Π: one of kcal's, or "module" for one of the caller's, which is then ``module``.
-    n_features, dimension : int
-        h and d.
-    n_points, n_samples, n_classes : int
-        Number of support points, of samples of positive weight behind them, and of classes.
-    bandwidth, kernel
-        b, and the name of the mother kernel φ.
-    dtype : str
-        Precision of the points.
-    weighted : bool
-        Whether the points have weights other than 1.
-    n_references : int
-        Number of samples that queries are compared with.
-    compares_lengths : bool
-        Whether their lengths are compared too, because the projection ignores them.
-    compression : dict, optional
-        Fields of :class:`Compression`, if the points are not single samples.
+    It is a part of other models, which make probabilities of its class sums.
     """
 
-    holds_samples = True
-    max_block_entries: ClassVar[int] = MAX_SUMS
-    shares_blocks: ClassVar[bool] = False
-    points: torch.Tensor  # (n_points, d), sorted by class
-    codes: torch.Tensor  # (n_points,), class of each point
-    order: torch.Tensor  # (n_points,), position of each point in the fit
-    log_weights: torch.Tensor | None  # (n_points,)
-    log_densities: torch.Tensor  # (n_references,), of samples from the others, ascending
-    log_lengths: torch.Tensor | None  # (n_references,), of embeddings, ascending
+    projection: nn.Module = submodule(restore_projection)  # Π
+    points: torch.Tensor = buffer("n_points", "dimension", dtype=None)  # sorted by class
+    codes: torch.Tensor = buffer("n_points", dtype=torch.int64)  # class of each point
+    order: torch.Tensor = buffer("n_points", dtype=torch.int64)  # position of each point in the fit
+    log_weights: torch.Tensor | None = buffer("n_points", dtype=None, optional=True)
+    log_densities: torch.Tensor = buffer("n_references")  # of samples from the others, ascending
+    log_lengths: torch.Tensor | None = buffer("n_references", optional=True)  # where Π ignores lengths, ascending
+    n_features: int = option()
+    n_classes: int = option()
+    bandwidth: float = option()
+    kernel: str = option()
+    compression: Compression | None = option(None)  # if the points are not single samples
 
-    def __init__(
-        self,
-        *,
-        projection: str,
-        n_features: int,
-        dimension: int,
-        n_points: int,
-        n_samples: int,
-        n_classes: int,
-        bandwidth: float,
-        kernel: str,
-        dtype: str = "float32",
-        weighted: bool = False,
-        n_references: int = 0,
-        compares_lengths: bool = False,
-        compression: dict[str, Any] | None = None,
-        module: nn.Module | None = None,
-        **config: Any,
-    ) -> None:
-        sizes = {"n_features": n_features, "dimension": dimension, "n_classes": n_classes}
-        sizes |= {"n_points": n_points, "n_samples": n_samples}
-        options = {"bandwidth": bandwidth, "kernel": kernel, "dtype": dtype, "weighted": weighted}
-        reference = {"n_references": n_references, "compares_lengths": compares_lengths, "compression": compression}
-        super().__init__(projection=projection, **sizes, **options, **reference, **config)
-        self.bandwidth, self.kernel, self.dimension = bandwidth, kernel, dimension
-        self.n_samples, self.n_classes = n_samples, n_classes
-        check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
-        get_kernel(kernel)
-        self.compression = None if compression is None else Compression(**compression)
-        self.projection = new_projection(projection, n_features, dimension, dtype) if module is None else module
-        precision = {"float32": torch.float32, "float64": torch.float64}[dtype]
-        self.declare(dtype=precision, points=(n_points, dimension))
-        self.declare(dtype=torch.int64, codes=(n_points,), order=(n_points,))
-        self.declare_if(weighted, dtype=precision, log_weights=(n_points,))
-        self.declare(log_densities=(n_references,))
-        self.declare_if(compares_lengths, log_lengths=(n_references,))
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        check_number(self.bandwidth, "bandwidth", minimum=0, exclusive=True)
+        get_kernel(self.kernel)
+        if self.compression is not None:
+            self.compression = Compression(*self.compression)
+        floats = [self.points, *self.projection.parameters()] + ([] if self.log_weights is None else [self.log_weights])
+        if {tensor.dtype for tensor in floats} not in ({torch.float32}, {torch.float64}):
+            raise ValueError("points, weights and projection are to have one precision")
         self._prepared: PreparedSupport | None = None
 
-    @classmethod
-    def of(
-        cls,
-        module: nn.Module,
-        samples: Samples,
-        n_features: int,
-        *,
-        compares_lengths: bool = False,
-        tensors: Buffers = NO_BUFFERS,
-        **config: Any,
-    ) -> Self:
-        """Return the model of a projection and projected samples, without a reference of the evidence."""
-        name = architecture_of(module)
-        support = sorted_support(samples)
-        given, buffers = support_state(support)
-        buffers |= {f"projection.{key}": tensor for key, tensor in module.state_dict().items()}
-        nothing = torch.empty(0, dtype=torch.float64, device=support.points.device)
-        buffers |= {"log_densities": nothing, "log_lengths": nothing if compares_lengths else None, **tensors}
-        kept = {key: tensor for key, tensor in buffers.items() if tensor is not None}
-        config |= {"n_features": n_features, "dimension": support.dimension, "compares_lengths": compares_lengths}
-        own = {"module": module} if name == OWN_MODULE else {}
-        return cls.from_state({"projection": name, **given, **config}, kept, **own)
-
-    def parts(self) -> dict[str, nn.Module]:
-        """Return a projection of the caller's own."""
-        return {"module": self.projection} if self.config["projection"] == OWN_MODULE else {}
+    @property
+    def config(self) -> dict[str, Any]:
+        """What builds the model beside tensors."""
+        sizes = {name: self.sizes[name] for name in ("n_features", "dimension")}
+        return {**super().config, "projection": {"architecture": architecture_of(self.projection), **sizes}}
 
     def check(self) -> None:
         """Raise FileFormatError if the parts of a stored model do not fit together."""
         if len(self.codes) and not 0 <= int(self.codes.min()) <= int(self.codes.max()) < self.n_classes:
             raise FileFormatError("the stored support does not fit the classes.")
-        row = self.points.new_zeros(1, self.config["n_features"])
+        row = self.points.new_zeros(1, self.n_features)
         if project(self.projection, row).shape[1:] != self.points.shape[1:]:
             raise FileFormatError("the stored projection does not lead to the space of the stored support.")
 
     @property
-    def estimate(self) -> KernelModel:
-        """The kernel density estimate: the model itself."""
-        return self
+    def dimension(self) -> int:
+        """Number of dimensions of the projected space, d."""
+        return self.points.shape[1]
 
-    def with_estimate(self, estimate: Self) -> Self:
-        """Return the model with another kernel density estimate: that one."""
-        return estimate
+    @property
+    def n_samples(self) -> int:
+        """Number of samples of positive weight behind the points."""
+        return len(self.support.counted) if self.compression is None else self.compression.n_samples
 
     @property
     def support(self) -> SortedSupport:
@@ -185,19 +130,6 @@ class KernelModel(CalibrationModel):
         if self._prepared is None:
             self._prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
         return self._prepared
-
-    @property
-    def evidence_step(self) -> float:  # type: ignore[override]
-        """Difference that one calibration sample more or less makes to the evidence, at most."""
-        return 2.0 / max(len(self.log_densities), 1)
-
-    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what the projection works on, (n, h)."""
-        return as_embeddings(embeddings)
-
-    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return log-posteriors, (n, n_classes), of embeddings."""
-        return self.class_sums(self.rows(embeddings, logits)).posteriors()[0].log()
 
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), in the precision of the support."""
@@ -216,22 +148,15 @@ class KernelModel(CalibrationModel):
         volume = get_kernel(self.kernel).log_volume(self.bandwidth, self.dimension)
         return sums.log_densities(sums.offsets.new_tensor(self.prepared.support.log_total_weight + volume))[0]
 
-    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the evidence of each row, (n,)."""
-        rows = self.rows(embeddings, logits)
-        return self.evidence(self.class_sums(rows), rows)
-
     def evidence(self, sums: ClassSums, rows: torch.Tensor) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,), from its class sums."""
         lengths = None if self.log_lengths is None else log_lengths(rows.to(self.log_densities))
         return evidence_share(self.log_density(sums), lengths, self.log_densities, self.log_lengths)
 
-    def with_support(self, support: SortedSupport, *, tensors: Buffers = NO_BUFFERS, **config: Any) -> Self:
-        """Return the model with other points and other buffers, without a reference of the evidence."""
-        given, buffers = support_state(support)
-        nothing = self.log_densities.new_empty(0)
-        buffers |= {"log_densities": nothing, "log_lengths": None if self.log_lengths is None else nothing}
-        return self.changed({**buffers, **tensors}, n_references=0, **given, **config)
+    def with_support(self, support: SortedSupport, **values: Any) -> Self:
+        """Return the estimate with other points and other ``values``, without a reference of the evidence."""
+        points = support_values(support, compares_lengths=self.log_lengths is not None)
+        return self.changed(**{**points, **values})
 
     def with_reference(self, samples: Samples) -> Self:
         """Return the model with the evidence of its samples given the others (other groups): what queries compare to.
@@ -245,15 +170,10 @@ class KernelModel(CalibrationModel):
             groups = torch.from_numpy(samples.groups)
         rule = leave_out_rule(support, groups).select(chosen)
         densities = self.prepared.log_densities(support.points[chosen], leave_out=rule)[0].double().sort().values
-        tensors: dict[str, torch.Tensor | None] = {"log_densities": densities}
+        lengths = None
         if self.log_lengths is not None:
-            lengths = torch.from_numpy(samples.log_lengths).to(densities)
-            tensors["log_lengths"] = lengths[support.order[chosen]].sort().values
-        return self.changed(tensors, n_references=len(densities))
-
-    def entries_per_row(self) -> int:
-        """Return the number of class sums of a row."""
-        return self.n_classes
+            lengths = torch.from_numpy(samples.log_lengths).to(densities)[support.order[chosen]].sort().values
+        return self.changed(log_densities=densities, log_lengths=lengths)
 
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
@@ -280,26 +200,76 @@ class KernelModel(CalibrationModel):
                 self.prepare()
 
 
-def support_state(support: SortedSupport) -> tuple[dict[str, Any], dict[str, torch.Tensor | None]]:
-    """Return the configuration and the buffers of a support of single samples."""
-    sizes = {"n_points": len(support), "n_samples": len(support.counted), "n_classes": support.n_classes}
-    config = {
-        **sizes,
-        "weighted": support.log_weights is not None,
-        "dtype": str(support.points.dtype).removeprefix("torch."),
-    }
-    return config, {name: getattr(support, name) for name in ("points", "codes", "order", "log_weights")}
+def support_values(support: SortedSupport, *, compares_lengths: bool) -> dict[str, Any]:
+    """Return what a :class:`KernelModel` has of a support of single samples, without a reference of the evidence."""
+    names = ("points", "codes", "order", "log_weights", "n_classes")
+    nothing = support.points.new_empty(0, dtype=torch.float64)
+    reference = {"log_densities": nothing, "log_lengths": nothing if compares_lengths else None}
+    return {name: getattr(support, name) for name in names} | {"compression": None, **reference}
+
+
+class SupportModel(CalibrationModel):
+    """Base class of the models with a kernel density estimate over calibration samples, which have evidence."""
+
+    holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
+    shares_blocks: ClassVar[bool] = False
+    estimate: KernelModel = submodule(KernelModel.from_state)
+    frequencies: torch.Tensor = buffer("n_classes")  # that the probabilities assume without a prior
+    prior: torch.Tensor | None = buffer("n_classes", optional=True)  # class frequencies of deployment
+
+    @abstractmethod
+    def log_probs(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), of class sums, points, (n, d), rows, (n, h), and logits."""
+
+    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what the projection works on, (n, h)."""
+        return as_embeddings(embeddings)
+
+    def _sums(
+        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None
+    ) -> tuple[ClassSums, torch.Tensor, torch.Tensor]:
+        """Return the class sums of rows, their points, (n, d), and the rows, (n, h)."""
+        rows = self.rows(embeddings, logits)
+        points = self.estimate.project(rows)
+        return self.estimate.prepared.class_sums(points), points, rows
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        return self.log_probs(*self._sums(embeddings, logits), logits)
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
+        sums, points, rows = self._sums(embeddings, logits)
+        return self.log_probs(sums, points, rows, logits), self.estimate.evidence(sums, rows)
+
+    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the evidence of each row, (n,)."""
+        sums, _, rows = self._sums(embeddings, logits)
+        return self.estimate.evidence(sums, rows)
+
+    @property
+    def evidence_step(self) -> float:  # type: ignore[override]
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return 2.0 / max(len(self.estimate.log_densities), 1)
+
+    def entries_per_row(self) -> int:
+        """Return the number of class sums of a row."""
+        return self.estimate.n_classes
+
+    def prepare(self) -> None:
+        """Compute what predictions share, before they are traced."""
+        self.estimate.prepare()
 
 
 def reference_rows(support: SortedSupport) -> torch.Tensor:
     """Return the positions of the support points that queries are compared with."""
     shuffled = torch.randperm(len(support.counted), generator=torch.Generator().manual_seed(0))
     return support.counted[shuffled[:MAX_REFERENCES]].to(support.points.device)
-
-
-def compares_lengths(module: nn.Module, samples: Samples) -> bool:
-    """Return whether the evidence has to compare lengths of embeddings, because the projection ignores them."""
-    return ignores_length(module, samples.embeddings[samples.counted[:COMPARED_ROWS]])
 
 
 def evidence_share(
@@ -326,18 +296,18 @@ def share_below(ascending: torch.Tensor, values: torch.Tensor, *, or_equal: bool
 
 def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
     """Return embeddings in the precision in which they are computed; raise for an empty array."""
-    if embeddings is None:
-        raise InvalidInputError("embeddings", "are needed by this module", got="None")
-    return embeddings.to(computing_dtype(embeddings.dtype))
+    rows = required(embeddings, "embeddings")
+    return rows.to(computing_dtype(rows.dtype))
 
 
-def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tensor:
+def example_rows(model: SupportModel, n_rows: int, n_features: int) -> torch.Tensor:
     """Return made-up rows, (n_rows, n_features), that the projection maps among the support points.
 
     The rows of the fit are not stored: random rows are regressed on their projections, and the regression is applied to
     places near support points. Where the projection ignores lengths, they get lengths of calibration samples.
     """
-    points, projection = model.support.points[model.support.counted].cpu(), deepcopy(model.projection).cpu()
+    estimate = model.estimate
+    points, projection = estimate.support.points[estimate.support.counted].cpu(), deepcopy(estimate.projection).cpu()
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -353,8 +323,8 @@ def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tens
     centred = (projected - projected.mean(dim=0)).double()
     slopes = torch.linalg.pinv(centred.T @ centred, hermitian=True) @ (centred.T @ drawn.double())
     rows: torch.Tensor = drawn.mean(dim=0) + ((targets - projected.mean(dim=0)).double() @ slopes).to(drawn)
-    if model.log_lengths is not None:
-        lengths = model.log_lengths.cpu().exp()
+    if estimate.log_lengths is not None:
+        lengths = estimate.log_lengths.cpu().exp()
         order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
         middle = (0.25 + 0.5 * order / n_rows) * (len(lengths) - 1)  # the middle half
         rows = nn.functional.normalize(rows, dim=1) * lengths[middle.long()][:, None].to(rows)

@@ -21,13 +21,16 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     REPRESENTATIONS,
+    Buffer,
     CalibrationModel,
     Calibrator,
     CalibratorState,
+    Option,
     Prediction,
     check_two_parts,
     contains_rows,
     example_logits,
+    option,
 )
 from kcal.calibrators.class_scores import sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_few_samples, warn_known_rows, warn_missing_classes, warn_without_errors
@@ -58,15 +61,6 @@ MAX_BINS = 100_000
 NAME_COLUMNS = "Pass classes= with the label of every column, in order."
 
 
-class Buffer(tuple[int | str, ...]):
-    """The shape of a declared buffer."""
-
-
-def buffer(*lengths: int | str) -> Any:
-    """Declare a buffer of a model, in double precision: lengths, or names such as "n_classes"; none for a number."""
-    return Buffer(lengths)
-
-
 class LogitModel(CalibrationModel):
     """Base class of the models: a formula of the network's log-probabilities and, in some methods, of embeddings.
 
@@ -77,31 +71,9 @@ class LogitModel(CalibrationModel):
     ignores_class_order: ClassVar[bool] = False
     """Whether permuting the classes permutes the log-probabilities to the last bit."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        declared = {name: shape for name, shape in vars(cls).items() if isinstance(shape, Buffer)}
-        cls.shapes = {**cls.shapes, **declared}
-        for name in declared:
-            delattr(cls, name)  # the name is that of the buffer
-
-    def __init__(
-        self,
-        *,
-        representation: str = "logits",
-        network_share: float = 0.0,
-        network_temperature: float = 1.0,
-        **config: Any,
-    ) -> None:
-        super().__init__(**config)
-        self.set_inputs(representation, network_share, network_temperature)
-
-    def set_inputs(self, representation: str, network_share: float = 0.0, network_temperature: float = 1.0) -> Self:
-        """Set what the logits hold, and the part of the scaled network in the prediction."""
-        self.representation = representation
-        self.network_share, self.network_temperature = network_share, network_temperature
-        names = ("representation", "network_share", "network_temperature")
-        self.config |= {name: getattr(self, name) for name in names}
-        return self
+    representation: str = option("logits")
+    network_share: float = option(0.0)
+    network_temperature: float = option(1.0)
 
     @abstractmethod
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
@@ -124,9 +96,12 @@ class LogitModel(CalibrationModel):
 
     def summary(self) -> dict[str, str]:
         """Return the numbers of the model, its options and the part of the network in it, for display."""
-        ranges = {name for name, shape in self.shapes.items() if shape and set(shape) <= {"n_classes", 3}}
-        entries = {name: value for name, value in self.named_buffers() if value.ndim == 0 or name in ranges}
-        entries |= {name: self.config[name] for name in self.config if not name.startswith("n_") or name in LENGTHS}
+        buffers = {name: set(entry.shape) for name, entry in self.fields.items() if isinstance(entry, Buffer)}
+        ranges = {name for name, lengths in buffers.items() if lengths <= {"n_classes", 3}}
+        entries: dict[str, Any] = dict(self.named_buffers())
+        entries = {name: value for name, value in entries.items() if value.ndim == 0 or name in ranges}
+        options = {name: getattr(self, name) for name, entry in self.fields.items() if isinstance(entry, Option)}
+        entries |= {name: self.sizes[name] for name in LENGTHS if name in self.sizes} | options
         texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in entries.items()}
         share, temperature = texts.pop("network_share"), texts.pop("network_temperature")
         if self.network_share:
@@ -213,10 +188,10 @@ class LogitCalibrator(Calibrator):
         size = samples.logits.numel() * (log_probs.shape[1] if embeddings is None else embeddings.shape[1])
         with threads_for(size):
             model = self._fit_model(samples, **options)
-            network = scaled_network(samples.logits, samples.codes, samples.weights) if self._pools_network else ()
+            network = scaled_network(samples.logits, samples.codes, samples.weights) if self._pools_network else {}
         self._remember(rows if embeddings is None else samples.embeddings)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
-        self.model_, self.classes_ = model.set_inputs(self.representation, *network), labels
+        self.model_, self.classes_ = model.changed(representation=self.representation, **network), labels
         return self
 
     @abstractmethod

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from kcal.calibrators.base import Tags, fitted
+from kcal.calibrators.base import Tags, buffer, fitted, option
 from kcal.calibrators.fit_warnings import warn_training_rows
-from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer, fit_with_embeddings, required
+from kcal.calibrators.logits import LogitCalibrator, LogitModel, fit_with_embeddings, required
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
 from kcal.projection.modules import at_unit_length
@@ -25,7 +25,7 @@ from kcal.validation import check_integer, check_matrix, parameter, row_fingerpr
 
 SIZES = (4, 8, 16, 32, 64, 128)
 """Values of k that knn compares."""
-WIDTHS = tuple(2.0**power for power in range(-6, 3))
+TAU_WIDTHS = tuple(2.0**power for power in range(-6, 3))
 """Values of τ that knn compares, in units of the median squared distance to the k-th neighbour."""
 BISECTIONS = 50
 MAX_NEIGHBORS = 1_000_000
@@ -42,15 +42,12 @@ class KNNModel(LogitModel):
     max_block_entries: ClassVar[int] = MAX_DISTANCES
     holds_samples = True
     points: torch.Tensor = buffer("n_points", "n_features")
-    codes: torch.Tensor = buffer("n_points")
+    codes: torch.Tensor = buffer("n_points", dtype=torch.int64)
     weights: torch.Tensor = buffer("n_points")
     temperature: torch.Tensor = buffer()
     share: torch.Tensor = buffer()
     tau: torch.Tensor = buffer()
-
-    def __init__(self, *, k: int, **config: Any) -> None:
-        super().__init__(k=k, **config)
-        self.k = k
+    k: int = option()
 
     def entries_per_row(self) -> int:
         """Return the number of distances of a row."""
@@ -60,7 +57,7 @@ class KNNModel(LogitModel):
         """Return calibrated log-probabilities, (n, n_classes)."""
         distances, places = nearest(at_unit_length(required(embeddings, "embeddings")), self.points, self.k)
         votes = neighbor_weights(distances, self.weights[places], self.tau)
-        frequencies = torch.zeros_like(log_probs).scatter_add(1, self.codes[places].long(), votes)
+        frequencies = torch.zeros_like(log_probs).scatter_add(1, self.codes[places], votes)
         seen = frequencies > 0
         of_neighbors = self.share.log() + torch.where(seen, frequencies, 1.0).log()
         of_network = torch.log1p(-self.share) + torch.log_softmax(log_probs / self.temperature, dim=1)
@@ -114,12 +111,12 @@ class KNNInterpolation(LogitCalibrator):
             return (neighbor_weights(distances[:, :k], weights[places[:, :k]], tau) * agrees[:, :k]).sum(dim=1)
 
         sizes = [k for k in SIZES if k <= n_others] or [n_others]
-        candidates = [(k, width * typical(k)) for k in sizes for width in WIDTHS]
+        candidates = [(k, width * typical(k)) for k in sizes for width in TAU_WIDTHS]
         votes = torch.stack([votes_for_label(k, tau) for k, tau in candidates])
         best, share = best_mixture(network.numpy(), votes.numpy(), samples.weights)
         k, tau = candidates[best]
         numbers = {"temperature": temperature, "share": share, "tau": tau}
-        return KNNModel.build(points=points, codes=codes, weights=weights, k=k, **numbers)
+        return KNNModel(points=points, codes=codes, weights=weights, k=k, **numbers)
 
 
 class DensityModel(LogitModel):
@@ -132,10 +129,8 @@ class DensityModel(LogitModel):
     points: torch.Tensor = buffer("n_points", "n_features")
     slope: torch.Tensor = buffer()
     intercept: torch.Tensor = buffer()
-
-    def __init__(self, *, k: int, holds_samples: bool, **config: Any) -> None:
-        super().__init__(k=k, holds_samples=holds_samples, **config)
-        self.k, self.holds_samples = k, holds_samples
+    k: int = option()
+    holds_samples: bool = option()
 
     def entries_per_row(self) -> int:
         """Return the number of distances of a row."""
@@ -215,7 +210,7 @@ class DensityAwareCalibration(LogitCalibrator):
         distances, _ = nearest_in_blocks(rows, points, k, keys)
         slope, intercept = fit_density_temperature(samples, distances[:, -1].numpy())
         options = {"k": k, "holds_samples": keys is not None}
-        return DensityModel.build(points=points, slope=slope, intercept=intercept, **options)
+        return DensityModel(points=points, slope=slope, intercept=intercept, **options)
 
     def _check_training_rows(self, train_embeddings: Any, embeddings: torch.Tensor) -> torch.Tensor:
         self._check_same_columns(train_embeddings, "train_embeddings")

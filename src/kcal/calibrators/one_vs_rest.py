@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
 
-from kcal.calibrators.base import fitted
+from kcal.calibrators.base import buffer, fitted, option
 from kcal.calibrators.class_scores import (
     FitMap,
     fit_maps,
@@ -33,7 +33,7 @@ from kcal.calibrators.class_scores import (
     places,
     rounded_log_odds,
 )
-from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.samples import Floats, Samples, stratified_folds
@@ -44,9 +44,9 @@ Point = tuple[float, float]
 
 MAPS = ("auto", "class", "shared")
 BINNINGS = ("equal-mass", "equal-width")
-FOLDS = 3
+SHARING_FOLDS = 3
 """For the choice between a map per class and a shared one; the two are rarely close."""
-MAX_LOG_ODDS = float(-np.log(ALMOST_ZERO))
+MAX_CURVE_LOG_ODDS = float(-np.log(ALMOST_ZERO))
 """Log-odds of Platt scaling and beta calibration are clipped here, where p or 1 − p is 1e-12."""
 
 
@@ -62,14 +62,14 @@ def one_vs_rest(calibrator: Any, samples: Samples, fit_map: FitMap, *, scale: bo
         scores = rounded_log_odds(scaled(samples.logits, **options)).numpy()
         hits = samples.codes[:, None] == np.arange(samples.n_classes)
         tables = fit_maps(fit_map, scores, hits, samples.weights, shared=shared)
-        model: LogitModel = calibrator._model_class.build(**tables, **options)
+        model: LogitModel = calibrator._model_class(**tables, **options)
         return model
 
-    if calibrator.maps != "auto" or len(samples) < 2 * FOLDS:
+    if calibrator.maps != "auto" or len(samples) < 2 * SHARING_FOLDS:
         return fit(samples, shared=calibrator.maps != "class")
-    folds = stratified_folds(samples.codes, FOLDS, calibrator.seed)
+    folds = stratified_folds(samples.codes, SHARING_FOLDS, calibrator.seed)
     losses = {True: 0.0, False: 0.0}
-    for shared, fold in product(losses, range(FOLDS)):
+    for shared, fold in product(losses, range(SHARING_FOLDS)):
         inside, outside = (samples.select(np.flatnonzero(rows)) for rows in (folds != fold, folds == fold))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the fit to all samples warns
@@ -85,7 +85,7 @@ def scaled(log_probs: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
 
 def fitted_sharing() -> Any:
     """Declare a fitted attribute: "class" if every class has a map of its own, "shared" if there is one for all."""
-    return property(lambda calibrator: "shared" if calibrator.model_.config["n_maps"] == 1 else "class")
+    return property(lambda calibrator: "shared" if calibrator.model_.sizes["n_maps"] == 1 else "class")
 
 
 class LogisticModel(LogitModel):
@@ -177,7 +177,7 @@ class BetaCalibration(LogitCalibrator):
 
 def logistic_features(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Return s and 1, (…, 2), or log p, −log(1 − p) and 1, (…, 3), of log-odds s."""
-    clipped = scores.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+    clipped = scores.clamp(-MAX_CURVE_LOG_ODDS, MAX_CURVE_LOG_ODDS)
     parts = [clipped] if count == 2 else [log_sigmoid(clipped), -log_sigmoid(-clipped)]
     return torch.stack([*parts, torch.ones_like(clipped)], dim=-1)
 
@@ -335,10 +335,10 @@ def with_positive(mass: Floats, positive: Floats) -> Floats:
         _push(stack, point)
     values = []
     for x, y in points:
-        slope = _slope(stack[-1], stack[-2])
+        slope = _slope_between(stack[-1], stack[-2])
         values.append(slope)
         shifted = (x - 1, y - 1)
-        if _slope(stack[-1], shifted) < slope:
+        if _slope_between(stack[-1], shifted) < slope:
             stack.pop()
             _push(stack, shifted)
     return np.array(values)
@@ -346,12 +346,12 @@ def with_positive(mass: Floats, positive: Floats) -> Floats:
 
 def _push(stack: list[Point], point: Point) -> None:
     """Put a point to the left of all corners on the stack, and remove the corners that lie above the minorant."""
-    while len(stack) > 1 and _slope(point, stack[-1]) >= _slope(stack[-1], stack[-2]):
+    while len(stack) > 1 and _slope_between(point, stack[-1]) >= _slope_between(stack[-1], stack[-2]):
         stack.pop()
     stack.append(point)
 
 
-def _slope(left: Point, right: Point) -> float:
+def _slope_between(left: Point, right: Point) -> float:
     return (right[1] - left[1]) / (right[0] - left[0])
 
 
@@ -360,10 +360,7 @@ class BinnedModel(LogitModel):
 
     edges: torch.Tensor = buffer("n_maps", "n_edges")
     values: torch.Tensor = buffer("n_maps", "n_bins")
-
-    def __init__(self, *, temperature: float = 1.0, **config: Any) -> None:
-        super().__init__(temperature=temperature, **config)
-        self.temperature = temperature
+    temperature: float = option(1.0)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""

@@ -30,6 +30,7 @@ from kcal.validation import (
     of_one_type,
     parameter,
     shown,
+    to_array,
 )
 
 Index = NDArray[np.int64]
@@ -258,8 +259,8 @@ class SampleTable:
             classes=self.classes,
             weights=relative_weights(columns["log_weights"]),
             groups=None if groups is None else np.array(groups, dtype=np.int64),
-            group_names=None if self.groups is None else np.array(self.groups),
-            ids=np.array(self.ids),
+            group_names=None if self.groups is None else to_array(self.groups, "groups"),
+            ids=to_array(self.ids, "ids"),
             indices=np.full(len(self.ids), -1),
         )
 
@@ -286,7 +287,9 @@ class SampleTable:
     ) -> None:
         """Add samples; one with a known id replaces the earlier sample."""
         n_new, clock = len(labels), self.counters.clock
-        names = self._new_ids(n_new) if ids is None else _of_one_kind(ids, self.ids, "ids")
+        next_id = self.counters.next_id
+        known = self.ids if next_id <= 2**63 else [next_id - 1]  # once an id is that large, none is negative
+        names = _of_one_kind(self._new_ids(n_new) if ids is None else ids, known, "ids")
         weights = log_weights(sample_weight, n_new)
         given = self._check_groups(groups, n_new)
         if updates.half_life is not None:
@@ -306,7 +309,7 @@ class SampleTable:
         self.ids.extend(names)
         if self.groups is not None:
             self.groups.extend(given)
-        next_id = max(self.counters.next_id + n_new, max(_integers(names), default=0) + 1)
+        next_id = max(next_id + n_new, max(_integers(names), default=0) + 1)
         self._count(n_new, next_id=next_id, clock=clock + n_new)
 
     def relabel(self, ids: Sequence[Any], labels: NDArray[Any], updates: Updates) -> list[Any]:
@@ -412,9 +415,11 @@ def _integers(names: Sequence[Any]) -> list[int]:
 
 
 def _of_one_kind(names: Sequence[Any], known: Sequence[Any], parameter_name: str) -> list[Any]:
-    """Return names; raise if they are text and the known ones are not, or the other way round."""
+    """Return names; raise if they are text and the known ones are not, or if no type holds the numbers of both."""
     is_text = isinstance(known[0] if known else names[0], str)
     if any(isinstance(name, str) != is_text for name in names):
         expected = f"must be {'text' if is_text else 'numbers'}, as before"
         raise InvalidInputError(parameter_name, expected, got=repr(names[0]))
+    if not is_text and (min(names) < 0 or max(names) >= 2**63):
+        to_array([min([*names, *known]), max([*names, *known])], parameter_name)  # raises where no type holds both
     return list(names)

@@ -10,10 +10,11 @@ m is a network of two hidden layers; its input x is the sorted row (oi), or the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from math import expm1, inf, log
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -23,8 +24,8 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import Tags, check_two_parts, fitted
-from kcal.calibrators.class_scores import places, rank_of_label, sort_classes, unsort_classes
+from kcal.calibrators.base import Tags, Tensors, check_two_parts, fitted, load_tensors, option, submodule
+from kcal.calibrators.class_scores import MIN_LOG_PROB, places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.calibrators.temperature_prior import fit_temperature
@@ -32,15 +33,13 @@ from kcal.progress import Advance, progress_bar
 from kcal.samples import MAX_FOLDS, Samples
 from kcal.validation import check_choice, check_integer, parameter
 
-WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
+HIDDEN_WIDTHS = {"diag": (10,), "oi": (2, 10, 50), "op": (2, 10, 50)}
 """Hidden widths that "auto" tries, by form."""
 MAX_WIDTH, MAX_EPOCHS = 10_000, 100_000
-MIN_LOG_PROB = -1e5
-"""Scores of masked classes are clipped here: beside greater numbers the gaps of the others would be rounded away."""
 N_CELLS = 256
 """Cells of the grid of the density of "diag", which is linear in every cell."""
 BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 256, 5e-3, 5e-4
-MAX_ITERATIONS = 2000
+MAX_DENSITY_ITERATIONS = 2000
 """Of L-BFGS, for "diag"."""
 
 
@@ -55,17 +54,31 @@ class OrderChoice(NamedTuple):
     log_loss: float
 
 
+def restore_map(config: Mapping[str, Any], tensors: Tensors) -> nn.Module:
+    """Return a stored map: of the networks of a configuration, or the density of an empty one."""
+    with torch.device("meta"):
+        return load_tensors(GapNetwork(**config) if config else DensityMap(), tensors)
+
+
 class OrderPreservingModel(LogitModel):
     """The map of a sorted row of the best form and width; ``choices`` are all that were tried."""
 
     ignores_class_order: ClassVar[bool] = True
+    choices: tuple[OrderChoice, ...] = option()
+    n_folds: int = option()
+    n_classes: int = option()
+    map: nn.Module = submodule(restore_map)
 
-    def __init__(self, *, choices: Sequence[Any], n_folds: int, n_classes: int, **config: Any) -> None:
-        super().__init__(choices=choices, n_folds=n_folds, n_classes=n_classes, **config)
-        self.choices = tuple(OrderChoice(*choice) for choice in choices)
-        self.best = min(self.choices, key=lambda choice: choice.log_loss)
-        is_density = self.best.form == "diag"
-        self.map: nn.Module = DensityMap() if is_density else GapNetwork(n_folds, n_classes, self.best.width)
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.choices = tuple(OrderChoice(*choice) for choice in self.choices)
+        self.best = min(self.choices, key=attrgetter("log_loss"))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What builds the model beside tensors."""
+        sizes = {"n_folds": self.n_folds, "n_classes": self.n_classes, "width": self.best.width}
+        return {**super().config, "map": {} if self.best.form == "diag" else sizes}
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -75,7 +88,7 @@ class OrderPreservingModel(LogitModel):
 
     def entries_per_row(self) -> int:
         """Return the number of output logits of all folds."""
-        return int(self.config["n_folds"] * self.config["n_classes"])
+        return self.n_folds * self.n_classes
 
     def summary(self) -> dict[str, str]:
         """Return form and width for display."""
@@ -200,7 +213,7 @@ class OrderPreservingCalibration(LogitCalibrator):
     form_ = fitted("best.form")
     width_ = fitted("best.width")
     choices_ = fitted("choices")
-    form: str = parameter("auto", check_choice, choices=("auto", *WIDTHS))
+    form: str = parameter("auto", check_choice, choices=("auto", *HIDDEN_WIDTHS))
     width: int | str = parameter("auto", check_integer, minimum=1, maximum=MAX_WIDTH)
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     epochs: int = parameter(50, check_integer, minimum=1, maximum=MAX_EPOCHS)
@@ -210,8 +223,8 @@ class OrderPreservingCalibration(LogitCalibrator):
         """Train every form, with increasing width as long as that helps."""
         check_two_parts(samples)
         training = Training(samples, int(self.folds), int(self.epochs), int(self.seed))
-        forms = tuple(WIDTHS) if self.form == "auto" else (self.form,)
-        widths = {form: WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
+        forms = tuple(HIDDEN_WIDTHS) if self.form == "auto" else (self.form,)
+        widths = {form: HIDDEN_WIDTHS[form] if self.width == "auto" else (int(self.width),) for form in forms}
         per_width = {form: len(training.parts) if form == "diag" else int(self.epochs) for form in forms}
         n_steps = sum(len(widths[form]) * per_width[form] for form in forms)
         trained: list[tuple[OrderChoice, nn.Module]] = []
@@ -224,10 +237,12 @@ class OrderPreservingCalibration(LogitCalibrator):
                     if loss >= lowest:
                         break
                     lowest = loss
-        sizes = {"n_folds": len(training.parts), "n_classes": samples.n_classes}
-        model = OrderPreservingModel(choices=[list(choice) for choice, _ in trained], **sizes)
-        model.map = min(trained, key=lambda pair: pair[0].log_loss)[1].requires_grad_(False)
-        return model
+        return OrderPreservingModel(
+            choices=[choice for choice, _ in trained],
+            n_folds=len(training.parts),
+            n_classes=samples.n_classes,
+            map=min(trained, key=lambda pair: pair[0].log_loss)[1].requires_grad_(False),
+        )
 
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""
@@ -354,7 +369,7 @@ class Training:
             return float(loss.detach())
 
         loss, point = loss_of_parameters(evaluate, layers)
-        name, limit = "the density", MAX_ITERATIONS
+        name, limit = "the density", MAX_DENSITY_ITERATIONS
         point = minimise(loss, point, name=name, max_iterations=limit, advice=None, ftol=1e-7, gtol=1e-5)
         vector_to_parameters(torch.from_numpy(point), layers)
         return density().detach()

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import log
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from kcal.calibrators.base import CalibrationModel, Shapes, fitted
+from kcal.calibrators.base import CalibrationModel, buffer, fitted, submodule
 from kcal.calibrators.logits import (
     MAX_PENALTY,
     LogitCalibrator,
@@ -32,13 +31,13 @@ from kcal.samples import Floats, Index, Samples, random_folds
 from kcal.threads import map_blocks
 from kcal.validation import check_number, parameter
 
-FOLDS = 5
+PENALTY_FOLDS = 5
 MIN_PENALTY = np.finfo(np.float64).tiny
 PENALTIES = tuple(np.logspace(3, -2, 11).tolist())
 """Values of λ, from strong to weak; each fit starts at the one before."""
 PRIOR_STEP = 0.5
 """Logarithm by which a penalty is more probable than the next weaker one, before any sample."""
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE_SHARE = 1e-3
 """Share below which a penalty is left out of the average."""
 MAX_LOSS_RATIO = 1.1
 """Ratio to the lowest out-of-fold loss above which weaker penalties are not tried; the loss may have two minima."""
@@ -46,23 +45,17 @@ MAX_DOUBLE_ENTRIES = 2_000_000
 """Samples × features × classes, above which penalties are compared in single precision: below, that saves nothing."""
 COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
-MAX_FEATURES = 256
+MAX_AXES = 256
 """Principal axes of the embeddings in use, at most."""
 
 
 class RidgeModel(CalibrationModel):
     """softmax(b·z + Wᵀe + a), b = (1 + c)/T, of logits or log-probabilities z: a part of other models."""
 
-    shapes: ClassVar[Shapes] = {
-        "factor": (),
-        "penalty": (),
-        "weights": ("n_features", "n_classes"),
-        "bias": ("n_classes",),
-    }
-    factor: torch.Tensor
-    penalty: torch.Tensor
-    weights: torch.Tensor
-    bias: torch.Tensor
+    factor: torch.Tensor = buffer()
+    penalty: torch.Tensor = buffer()
+    weights: torch.Tensor = buffer("n_features", "n_classes")
+    bias: torch.Tensor = buffer("n_classes")
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes)."""
@@ -77,9 +70,7 @@ class RidgeModel(CalibrationModel):
 class RefitModel(LogitModel):
     """The refitted layer."""
 
-    def __init__(self, *, n_features: int, n_classes: int, **config: Any) -> None:
-        super().__init__(n_features=n_features, n_classes=n_classes, **config)
-        self.ridge = RidgeModel(n_features=n_features, n_classes=n_classes)
+    ridge: RidgeModel = submodule(RidgeModel.from_state)
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes)."""
@@ -124,17 +115,15 @@ class LastLayerRefit(LogitCalibrator):
 
     def _fit_model(self, samples: Samples) -> RefitModel:
         embeddings, log_probs, weights = samples.embeddings.double(), samples.logits, samples.weights
-        axes = PrincipalAxes.of(embeddings, weights)
+        axes = PrincipalAxes.from_embeddings(embeddings, weights)
         temperature = fit_temperature(log_probs, samples.codes, weights)
         problem = RidgeProblem(log_probs / temperature, axes.features(embeddings), samples.codes, weights)
         if self.penalty == "cv":
-            shares, _ = cross_fit(problem, random_folds(samples.codes, samples.groups, FOLDS, self.seed))
+            shares, _ = cross_fit(problem, random_folds(samples.codes, samples.groups, PENALTY_FOLDS, self.seed))
         else:
             shares = {float(self.penalty): 1.0}
         point = solve_average(problem, shares, FINE)
-        model = RefitModel(n_features=embeddings.shape[1], n_classes=log_probs.shape[1])
-        model.ridge = axes.model(point, temperature, mean_penalty(shares), log_probs.shape[1])
-        return model
+        return RefitModel(ridge=axes.model(point, temperature, mean_penalty(shares), log_probs.shape[1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +135,7 @@ class PrincipalAxes:
     axes: torch.Tensor  # (h + 1, n_features); a rotation keeps the ridge
 
     @classmethod
-    def of(cls, embeddings: torch.Tensor, weights: Floats) -> PrincipalAxes:
+    def from_embeddings(cls, embeddings: torch.Tensor, weights: Floats) -> PrincipalAxes:
         """Return the axes of weighted embeddings, in float64."""
         shares = torch.from_numpy(weights / weights.sum())
         mean = shares @ embeddings
@@ -154,7 +143,7 @@ class PrincipalAxes:
         scale = float((shares @ torch.linalg.vector_norm(centred, dim=1).square()).sqrt()) or 1.0
         features = torch.nn.functional.pad(centred.div_(scale), (0, 1), value=1.0).mul_(shares.sqrt()[:, None])
         axes = torch.linalg.eigh(features.T @ features).eigenvectors
-        return cls(mean, scale, axes[:, -MAX_FEATURES:])
+        return cls(mean, scale, axes[:, -MAX_AXES:])
 
     def features(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return features, (n, n_features), of embeddings, (n, h)."""
@@ -165,7 +154,7 @@ class PrincipalAxes:
         matrix = self.axes @ torch.from_numpy(point[1:]).view(-1, n_classes)
         weights = matrix[:-1] / self.scale
         bias, factor = matrix[-1] - self.mean @ weights, float(1 + point[0]) / temperature
-        return RidgeModel.build(factor=factor, penalty=penalty, weights=weights, bias=bias)
+        return RidgeModel(factor=factor, penalty=penalty, weights=weights, bias=bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,10 +241,10 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
         log_weight = (torch.logaddexp(own, of_network) - log(2) if mixed else own) @ weights - PRIOR_STEP * place
         scores.append(out_of_fold)
         log_weights = torch.cat([log_weights, log_weight[None]])
-        if log_weight < min(log_weights.max() + log(NEGLIGIBLE), MAX_LOSS_RATIO * log_weights.max()):
+        if log_weight < min(log_weights.max() + log(NEGLIGIBLE_SHARE), MAX_LOSS_RATIO * log_weights.max()):
             break
     posterior = torch.softmax(log_weights, dim=0)
-    kept = torch.where(posterior > NEGLIGIBLE, posterior, 0.0)
+    kept = torch.where(posterior > NEGLIGIBLE_SHARE, posterior, 0.0)
     shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=False) if share}
     average = torch.tensordot((kept / kept.sum()).to(problem.base), torch.stack(scores), 1)
     return shares, torch.log_softmax(average.double(), dim=1)

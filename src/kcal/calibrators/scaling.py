@@ -17,19 +17,19 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.functional import threshold
 
-from kcal.calibrators.base import Tags, fitted
-from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.base import Tags, buffer, fitted
+from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise, softmax_loss
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, warn
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_number, parameter
 
-MASKED = -1e8
+MASKED_LOG_PROB = -1e8
 """Log-probabilities of a class that is masked out are lower."""
 MAX_GAP = 1e-9
 """The log-loss of fitted mixture weights exceeds the minimum by at most this."""
-MAX_STEPS = 10_000
+MAX_MIXTURE_STEPS = 10_000
 
 
 class IdentityModel(LogitModel):
@@ -93,7 +93,7 @@ class TemperatureScaling(LogitCalibrator):
     temperature_ = fitted("temperature")
 
     def _fit_model(self, samples: Samples) -> TemperatureModel:
-        return TemperatureModel.build(temperature=fit_temperature(samples.logits, samples.codes, samples.weights))
+        return TemperatureModel(temperature=fit_temperature(samples.logits, samples.codes, samples.weights))
 
 
 class EnsembleModel(LogitModel):
@@ -139,8 +139,8 @@ class EnsembleTemperatureScaling(LogitCalibrator):
         temperature = fit_temperature(samples.logits, samples.codes, samples.weights)
         codes = torch.from_numpy(samples.codes)
         own = mixture_parts(samples.logits, temperature)[:, torch.arange(len(codes)), codes]  # (3, n)
-        weights = fit_mixture(np.exp(own.numpy().T), samples.weights)
-        return EnsembleModel.build(temperature=temperature, weights=weights)
+        weights = fit_ensemble_weights(np.exp(own.numpy().T), samples.weights)
+        return EnsembleModel(temperature=temperature, weights=weights)
 
 
 def mixture_parts(log_probs: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
@@ -149,7 +149,7 @@ def mixture_parts(log_probs: torch.Tensor, temperature: torch.Tensor | float) ->
     return torch.stack([scaled, log_probs, torch.full_like(log_probs, -log(log_probs.shape[1]))])
 
 
-def fit_mixture(densities: Floats, weights: Floats) -> Floats:
+def fit_ensemble_weights(densities: Floats, weights: Floats) -> Floats:
     """Return the weights of the parts, (m,), that minimise the weighted mean of −log(densities @ weights).
 
     With r_j the mean of densities_j / (densities @ weights), the loss exceeds the minimum by at most log(max_j r_j).
@@ -173,7 +173,7 @@ def fit_mixture(densities: Floats, weights: Floats) -> Floats:
     )
     shares: Floats = np.maximum(solution.x, ALMOST_ZERO)
     shares /= shares.sum()
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_MIXTURE_STEPS):
         ratios = (importance / (densities @ shares)) @ densities
         if np.log(ratios.max()) <= MAX_GAP:
             return shares
@@ -208,7 +208,7 @@ class MatrixModel(LogitModel):
 
 def unmasked(log_probs: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities with 0 for a class that is masked out: it contributes nothing to any class."""
-    return threshold(log_probs, MASKED, 0.0)
+    return threshold(log_probs, MASKED_LOG_PROB, 0.0)
 
 
 class VectorScaling(LogitCalibrator):
@@ -242,7 +242,7 @@ class VectorScaling(LogitCalibrator):
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        return DiagonalModel.build(**fit_linear(samples, self.penalty))
+        return DiagonalModel(**fit_linear(samples, self.penalty))
 
 
 class MatrixScaling(LogitCalibrator):
@@ -275,7 +275,7 @@ class MatrixScaling(LogitCalibrator):
 
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = samples.n_classes * self.penalty
-        return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=penalty))
+        return MatrixModel(**fit_linear(samples, penalty, off_diagonal=penalty))
 
 
 class StructuredMatrixScaling(LogitCalibrator):
@@ -310,7 +310,7 @@ class StructuredMatrixScaling(LogitCalibrator):
     def _fit_model(self, samples: Samples) -> LogitModel:
         penalty = 2.0 * samples.n_classes * self.penalty
         off_diagonal = penalty * (samples.n_classes - 1)
-        return MatrixModel.build(**fit_linear(samples, penalty, off_diagonal=off_diagonal, structured=True))
+        return MatrixModel(**fit_linear(samples, penalty, off_diagonal=off_diagonal, structured=True))
 
 
 class StructuredVectorScaling(LogitCalibrator):
@@ -337,7 +337,7 @@ class StructuredVectorScaling(LogitCalibrator):
     penalty: float = parameter(1.0, check_number, minimum=0, maximum=MAX_PENALTY)
 
     def _fit_model(self, samples: Samples) -> LogitModel:
-        return DiagonalModel.build(**fit_linear(samples, 2.0 * samples.n_classes * self.penalty, structured=True))
+        return DiagonalModel(**fit_linear(samples, 2.0 * samples.n_classes * self.penalty, structured=True))
 
 
 def fit_linear(

@@ -6,12 +6,11 @@ h(t_i) = (1/n)·Σ_{j≤i} (label_j − s_j),   scores s ascending,   t_i = (i �
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from scipy.interpolate import CubicSpline
 
+from kcal.calibrators.base import buffer, option
 from kcal.calibrators.class_scores import (
     TIE_TOLERANCE,
     average_ties,
@@ -23,11 +22,11 @@ from kcal.calibrators.class_scores import (
     top_accuracy,
     unsort_classes,
 )
-from kcal.calibrators.logits import LogitCalibrator, LogitModel, buffer
+from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_choice, check_flag, check_integer, parameter
 
-FORMS = ("one-versus-rest", "rank", "top")
+SPLINE_FORMS = ("one-versus-rest", "rank", "top")
 MAX_KNOTS = 1000
 MIN_LOG_SCORE = -500.0
 """Scores below are one score: a line between two of them would be too steep for a double."""
@@ -38,10 +37,8 @@ class SplineModel(LogitModel):
 
     scores: torch.Tensor = buffer("n_maps", "n_scores")
     corrected: torch.Tensor = buffer("n_maps", "n_scores")
-
-    def __init__(self, *, form: str, floor: bool, **config: Any) -> None:
-        super().__init__(form=form, floor=floor, **config)
-        self.form, self.floor = form, floor
+    form: str = option()
+    floor: bool = option()
 
     def log_probs(self, log_probs: torch.Tensor, embeddings: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated log-probabilities, (n, n_classes); −∞ is possible without a floor."""
@@ -109,7 +106,7 @@ class SplineCalibration(LogitCalibrator):
     _model_class = SplineModel
     scores_ = fitted_maps("scores")
     corrected_ = fitted_maps("corrected")
-    form: str = parameter("one-versus-rest", check_choice, choices=FORMS)
+    form: str = parameter("one-versus-rest", check_choice, choices=SPLINE_FORMS)
     knots: int = parameter(6, check_integer, minimum=2, maximum=MAX_KNOTS)
     floor: bool = parameter(True, check_flag)
 
@@ -129,7 +126,7 @@ class SplineCalibration(LogitCalibrator):
             return {"scores": scores, "corrected": bounded}
 
         tables = fit_maps(fit_curve, log_scores, targets, weights)
-        return SplineModel.build(form=self.form, floor=bool(self.floor), **tables)
+        return SplineModel(form=self.form, floor=bool(self.floor), **tables)
 
     def _binary_problems(self, samples: Samples) -> tuple[Floats, Floats]:
         """Return log scores and targets in [0, 1], one column per spline."""

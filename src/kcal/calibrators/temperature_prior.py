@@ -47,7 +47,7 @@ def fit_temperature(log_probs: torch.Tensor, codes: Index, weights: Floats) -> f
     """
 
     def slope(log_temperature: float) -> float:
-        return _slope(log_probs, codes, weights, log_temperature)
+        return _slope_at(log_probs, codes, weights, log_temperature)
 
     places = np.linspace(LOWEST, MEAN, STEPS) if slope(MEAN) > 0 else np.linspace(MEAN, HIGHEST, STEPS)
     falls = np.array([slope(place) < 0 for place in places])
@@ -57,15 +57,15 @@ def fit_temperature(log_probs: torch.Tensor, codes: Index, weights: Floats) -> f
     return exp(min(candidates, key=lambda place: -_log_density(log_probs, codes, weights, place)))
 
 
-def scaled_network(log_probs: torch.Tensor, codes: Index, weights: Floats) -> tuple[float, float]:
-    """Return ν and T of the network's part in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior.
+def scaled_network(log_probs: torch.Tensor, codes: Index, weights: Floats) -> dict[str, float]:
+    """Return ν and T in the prediction (1 − ν)·p + ν·softmax(z / T) of a method without a prior, by their names.
 
     ν = max(1 − (n/300)³, 1/(n + 2)): few samples leave the scaled network; with n samples and no error, an error is
     still expected about once in n + 2, and of the classes that the scaled network finds likely.
     """
     n, (descending, order) = len(codes), sort_classes(log_probs)  # sorted, so that the order of classes plays no part
     temperature = fit_temperature(descending, rank_of_label(order, codes).numpy(), weights)
-    return max(1 - (n / ENOUGH) ** 3, 1 / (n + 2)), temperature
+    return {"network_share": max(1 - (n / ENOUGH) ** 3, 1 / (n + 2)), "network_temperature": temperature}
 
 
 def _log_density(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:
@@ -75,7 +75,7 @@ def _log_density(log_probs: torch.Tensor, codes: Index, weights: Floats, log_tem
     return float(torch.from_numpy(weights) @ own) - float(penalty_and_slope(log_temperature)[0])
 
 
-def _slope(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:
+def _slope_at(log_probs: torch.Tensor, codes: Index, weights: Floats, log_temperature: float) -> float:
     """Return the derivative in log T of the summed log-loss plus the penalty."""
     scaled = log_probs * exp(-log_temperature)
     own = scaled[torch.arange(len(codes)), torch.from_numpy(codes)]

@@ -43,8 +43,8 @@ class Results(NamedTuple):
 def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> Result:
     """Calibrate a real, overconfident network, and show what changed.
 
-    A small torch network for pictures of clothes comes with kcal. The demo prints the lines of Python that calibrate
-    it, fits KCalBlend, KCal and the best methods on logits to its outputs for new pictures, prints their metrics, and
+    A small torch network for images of clothes comes with kcal. The demo prints the lines of Python that calibrate
+    it, fits KCalBlend, KCal and the best methods on logits to its outputs for new images, prints their metrics, and
     writes a figure, a model and data to continue with. It takes less than a minute.
 
     [bold]Example[/]
@@ -131,7 +131,7 @@ def show_code(example: Example) -> None:
     """Print what the demo is about to do, in prose and in Python."""
     screen = console()
     screen.print(
-        f"\nA small network for pictures of clothes (Fashion-MNIST), trained on {len(example.train):,} of them, is "
+        f"\nA small network for images of clothes (Fashion-MNIST), trained on {len(example.train):,} of them, is "
         f"calibrated on {len(example.calibration):,} others and tested on {len(example.test):,} more. In Python this "
         "takes three lines, the same for any torch classifier and its loader of (inputs, labels):\n"
     )

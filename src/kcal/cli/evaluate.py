@@ -126,7 +126,7 @@ def check_measuring(shared: Mapping[str, Any], files: tuple[Path | None, ...]) -
     report, useless = shared["report"], ("confidence", "resamples", "seed", "groups")
     given = ", ".join(f"--{name}" for name in useless if shared[name] is not None)
     check_options(
-        (shared["pictures"] and not report, "--pictures is about the report; give --report FOLDER too."),
+        (shared["figures"] and not report, "--figures is about the report; give --report FOLDER too."),
         (shared["no_intervals"] and given, f"{given} would have no effect with --no-intervals."),
     )
     if report is not None:
@@ -303,13 +303,13 @@ def measure(
         if subgroups.by in frame:
             frame.index.name = "subgroup"  # a column of the data may be called as a figure is, such as "error"
         figures["subgroups"] = frame.reset_index().to_dict("records")
-    page = None
+    report_file = None
     if shared["report"] is not None:
         facts = {term: path.name for term, path in sources.items() if path is not None}  # folders are private
         if outputs.groups is not None:
             facts["groups"] = f"{len(np.unique(units)):,}; the intervals resample whole groups"
         with working("Drawing the report"):
-            page = import_module("kcal.report").write_report(
+            report_file = import_module("kcal.report").write_report(
                 shared["report"],
                 {method_title(name): probs for name, probs in comparison.probs.items()},
                 kcal.validation.encode_labels(outputs.labels, classes),
@@ -319,13 +319,13 @@ def measure(
                 groups=outputs.groups,
                 by=by,
                 sources=facts,
-                limit=shared["pictures"] or 20,
+                limit=shared["figures"] or 20,
                 settings={} if confidence is None else {name: f"{value:,}" for name, value in resampling.items()},
             )
-    return Result(figures, lambda: show_evaluations(evaluations, subgroups, page))
+    return Result(figures, lambda: show_evaluations(evaluations, subgroups, report_file))
 
 
-def show_evaluations(evaluations: Mapping[str, Any], subgroups: Any, page: Path | None) -> None:
+def show_evaluations(evaluations: Mapping[str, Any], subgroups: Any, report_file: Path | None) -> None:
     """Print the metrics, with their intervals unless there are many methods, and those of subgroups, or None."""
     screen, first, is_wide = console(), next(iter(evaluations.values())), len(evaluations) > MAX_COLUMNS
     screen.print(f"{first.n_samples:,} samples, {first.n_classes:,} classes")
@@ -342,8 +342,8 @@ def show_evaluations(evaluations: Mapping[str, Any], subgroups: Any, page: Path 
     if subgroups is not None:
         screen.print(f"\nsubgroups: {shown(method_title([*evaluations][-1]))}")
         screen.print("\n".join(map(shown, str(subgroups).splitlines())), soft_wrap=True)
-    if page is not None:
-        screen.print(f"The report is {shown(page)}", soft_wrap=True)
+    if report_file is not None:
+        screen.print(f"The report is {shown(report_file)}", soft_wrap=True)
 
 
 def metrics_table(evaluations: Mapping[str, Any], *, transposed: bool = False) -> Any:

@@ -157,7 +157,7 @@ _interval = partial(_option, "Confidence intervals")
 MEASURING = {
     "allow_overlap": Annotated[bool, _main(None, "Accept rows that the model was fitted on.", "--allow-overlap")],
     "report": Annotated[File, _main("FOLDER", "Write report.html there: tables and figures.")],
-    "pictures": Annotated[Integer, _main("N", "Classes with figures in the report. (default: 20)", min=1, max=10_000)],
+    "figures": Annotated[Integer, _main("N", "Classes with figures in the report. (default: 20)", min=1, max=10_000)],
     "confidence": Annotated[Number, _interval("SHARE", "Confidence level. (default: 0.95)")],
     "resamples": Annotated[
         Integer, _interval("N", "Bootstrap resamples, at least 20. (default: 1000)", min=20, max=1_000_000)

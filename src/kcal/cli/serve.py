@@ -19,7 +19,7 @@ def serve(model: options.Served, **shared: options.Shared) -> None:
 
     A folder holds NAME.kcal of each model. A model takes embeddings and logits; with [cyan]--network[/], or
     NAME.network.onnx beside NAME.kcal, it takes the inputs of its network. A file that is replaced is loaded while the
-    old one answers. With [cyan]--store[/] clients may send labels, and a KCal or a blend learns from them. The service
+    old one responds. With [cyan]--store[/] clients may send labels, and a KCal or a blend learns from them. The service
     listens to this machine alone; for another [cyan]--host[/] it needs [cyan]--tokens[/]. Ctrl-C or SIGTERM ends it
     when all requests are answered.
 

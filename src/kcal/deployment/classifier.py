@@ -20,7 +20,6 @@ from torch import nn
 from kcal.calibrators import (
     Calibrator,
     Explanation,
-    KCal,
     PredictionModule,
     fit_on,
     make_calibrator,
@@ -54,7 +53,7 @@ from kcal.embeddings.networks import checksum, count_rows, device_of, evaluation
 from kcal.errors import InvalidInputError, NetworkWarning, warn
 from kcal.modes import without_autocast
 from kcal.persistence import from_parts, load_with_network, save, to_parts
-from kcal.validation import check_columns, shown
+from kcal.validation import check_columns, check_labels, collect_classes, encode_labels, shown, to_array
 
 ARRAYS = (torch.Tensor, np.ndarray)
 BATCH_ROWS = 256
@@ -151,6 +150,7 @@ class CalibratedClassifier(nn.Module):
             Names of the classes, in the order of the logits.
         """
         calibrator = clone(self.method)
+        classes = None if classes is None else collect_classes([], classes)
         if train_loader is not None and not calibrator.tags.uses_training_set:
             expected = f"must be left out: method {calibrator.method} with these parameters learns nothing from it"
             raise InvalidInputError("train_loader", expected, remedy="A projection is learned by KCal, for example.")
@@ -167,7 +167,7 @@ class CalibratedClassifier(nn.Module):
         training = None
         if train_loader is not None:
             training = with_names(self.outputs(train_loader), classes)
-        if classes is None and calibration.logits is not None and isinstance(calibrator, KCal):
+        if classes is None and calibration.logits is not None and "classes" in calibrator.tags.fit_options:
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)
@@ -190,7 +190,7 @@ class CalibratedClassifier(nn.Module):
         """Return the outputs for labelled data, with what is given beside them in the order of their rows."""
         given = {name: part for name, part in given.items() if part is not None}
         if y is not None:
-            loader = batches_of(loader, label_codes(y, classes))
+            loader = batches_of(loader, y, classes)
         outputs = self.outputs(loader)
         if given:
             check_order(loader, beside={"weights": "sample_weight"}.get(next(iter(given)), next(iter(given))))
@@ -203,6 +203,10 @@ class CalibratedClassifier(nn.Module):
     def classes_(self) -> NDArray[Any]:
         """Labels, in the order of the columns of the probabilities."""
         return self._fitted()[0].classes_
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise for what does not exist; for ``classes_`` before a fit, which a property raises for, say so."""
+        return self._fitted() if name == "classes_" else super().__getattr__(name)
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes), of inputs that the network takes."""
@@ -314,7 +318,7 @@ class CalibratedClassifier(nn.Module):
         calibrator, reference = load_with_network(path)
         classifier = cls(network, calibrator, **options)
         if reference is None:
-            message = f"{path} does not say which network it belongs to, so that a wrong one is not noticed."
+            message = f"{path} does not say which network it belongs to: a wrong one is not noticed."
             warn(message, NetworkWarning, remedy="Write it with CalibratedClassifier.save.")
         else:
             check_pair(reference, network_reference(classifier.network, None), path)
@@ -466,8 +470,8 @@ def network_inputs(network: nn.Module, positional: tuple[Any, ...], named: dict[
     return inputs
 
 
-def batches_of(inputs: Any, labels: Any = None) -> list[Any]:
-    """Return inputs of a network, arrays or a mapping of arrays, in batches; with ``labels``, pairs of both."""
+def batches_of(inputs: Any, y: Any = None, classes: NDArray[Any] | None = None) -> list[Any]:
+    """Return inputs of a network, arrays or a mapping of arrays, in batches; with labels ``y``, pairs of both."""
 
     def rows(part: Any, block: slice) -> Any:
         if isinstance(part, Mapping):
@@ -475,24 +479,20 @@ def batches_of(inputs: Any, labels: Any = None) -> list[Any]:
         return tuple(rows(value, block) for value in part) if isinstance(part, tuple | list) else part[block]
 
     n_rows = count_rows(inputs)
-    if n_rows is None or (labels is not None and len(labels) != n_rows):
-        expected = "must be arrays, with a row for each label" if labels is not None else "must be arrays"
-        got = shown(inputs) if n_rows is None else f"{n_rows:,} rows, and {len(labels):,} labels"
-        raise InvalidInputError("X", expected, got=got)
+    if n_rows is None:
+        expected = "must be arrays" if y is None else "must be arrays, with a row for each label"
+        raise InvalidInputError("X", expected, got=shown(inputs))
+    labels = None if y is None else label_codes(y, classes, n_rows)
     blocks = [slice(start, start + BATCH_ROWS) for start in range(0, max(n_rows, 1), BATCH_ROWS)]
     return [rows(inputs, block) if labels is None else (rows(inputs, block), labels[block]) for block in blocks]
 
 
-def label_codes(y: Any, classes: Any) -> NDArray[Any]:
+def label_codes(y: Any, classes: NDArray[Any] | None, n_samples: int) -> NDArray[Any]:
     """Return labels as columns of the logits; names, which may be integers, are looked up in ``classes``."""
-    labels, names = np.asarray(y.cpu() if isinstance(y, torch.Tensor) else y), np.asarray(classes)
-    if classes is None or labels.ndim != 1 or (labels.dtype.kind in "iub" and names.dtype.kind not in "iu"):
+    labels = check_labels(y, n_samples)
+    if classes is None or (labels.dtype.kind in "iub" and classes.dtype.kind not in "iu"):
         return labels
-    places = {name: place for place, name in enumerate(names.tolist())}
-    unknown = [label for label in labels.tolist() if label not in places]
-    if unknown:
-        raise InvalidInputError("y", "must be names of classes", got=repr(unknown[0]))
-    return np.array([places[label] for label in labels.tolist()])
+    return encode_labels(labels, classes, "y")
 
 
 def check_widths(calibrator: Calibrator, embeddings: torch.Tensor | None, logits: torch.Tensor) -> None:
@@ -508,16 +508,17 @@ def check_widths(calibrator: Calibrator, embeddings: torch.Tensor | None, logits
             raise InvalidInputError("network", remark, got=f"{given[name]:,}", remedy=remedy)
 
 
-def with_names(outputs: ClassifierOutputs, classes: Any) -> ClassifierOutputs:
+def with_names(outputs: ClassifierOutputs, classes: NDArray[Any] | None) -> ClassifierOutputs:
     """Return outputs with names of classes as labels in place of column indices; without ``classes``, as they are."""
-    labels = np.asarray(outputs.labels)
-    if classes is None or labels.dtype.kind not in "iu":
+    if classes is None or outputs.labels is None:
         return outputs
-    names = np.asarray(classes)
-    if names.ndim != 1 or (outputs.logits is not None and len(names) != outputs.logits.shape[1]):
+    labels = to_array(outputs.labels, "labels")
+    if labels.dtype.kind not in "iu":
+        return outputs
+    if outputs.logits is not None and len(classes) != outputs.logits.shape[1]:
         expected = f"must name every column of the logits ({outputs.logits.shape[1]})"
         raise InvalidInputError("classes", expected, got=shown(classes))
-    return replace(outputs, labels=names[check_columns(labels, len(labels), len(names))])
+    return replace(outputs, labels=classes[check_columns(labels, labels.size, len(classes))])
 
 
 def is_batch(data: Any) -> bool:

@@ -205,9 +205,9 @@ def write_onnx(
     return target
 
 
-def metadata_of(calibrator: Calibrator) -> dict[str, str]:
+def metadata_of(calibrator: Calibrator | Any) -> dict[str, str]:
     """Return what a file says of itself: class labels, method, version and, if known, the class frequencies assumed."""
-    labels, prior = calibrator.classes_.tolist(), getattr(calibrator, "prior_", None)
+    labels, prior = calibrator.classes_.tolist(), calibrator.prior_ if calibrator.tags.has_prior else None
     frequencies = {} if prior is None else {"prior": json.dumps(prior.tolist())}
     described = {"classes": json.dumps(labels), "method": calibrator.method, "kcal_version": version("kcal")}
     return described | frequencies

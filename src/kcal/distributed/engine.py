@@ -15,7 +15,7 @@ logger = logging.getLogger("kcal.distributed")
 
 def require_ray() -> Any:
     """Return ray; raise with the command that installs it if it is missing."""
-    os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")  # for an address that does not answer; Ray has 30
+    os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "10")  # for an address that does not respond; Ray has 30
     try:
         import pyarrow  # noqa: F401
         import ray
@@ -41,7 +41,7 @@ def connect(address: str | None = None, **options: Any) -> Any:
     MissingExtraError
         If Ray is not installed.
     InvalidInputError
-        If Ray cannot connect. A cluster that does not answer is given up after some 20 seconds, or 40 if ray was
+        If Ray cannot connect. A cluster that does not respond is given up after some 20 seconds, or 40 if ray was
         imported before.
     """
     ray = require_ray()

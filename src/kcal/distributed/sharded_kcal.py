@@ -1,7 +1,7 @@
 """KCal whose calibration set is too large for one machine: a support in shards, each held by an actor of Ray.
 
 Shards are ranges of the support sorted by class. Each returns its class sums, which add up to those of all points. An
-actor that dies is started again, loads its shard as before and answers again; nothing else has to be repeated.
+actor that dies is started again, loads its shard as before and responds again; nothing else has to be repeated.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Loader = Callable[[Index], Callable[[], torch.Tensor]]
 """Maps rows to a function that loads their embeddings in an actor."""
 QUERY_ROWS = 8_192
 """Queries that are sent to the shards at once."""
-NEAREST = 1e-5
+NARROW_SHARE = 1e-5
 """Share of the spread of the points that is so narrow a bandwidth that only the nearest points count."""
 
 
@@ -456,8 +456,8 @@ class ShardedSupport:
 
         parts = np.split(positions, np.searchsorted(positions, self.starts[1:]))
         asked = zip(self.actors, parts, self.starts, strict=True)
-        answers = ray.get([actor.samples.remote(part - start) for actor, part, start in asked])
-        points, lengths = zip(*answers, strict=True)
+        parts_found = ray.get([actor.samples.remote(part - start) for actor, part, start in asked])
+        points, lengths = zip(*parts_found, strict=True)
         return torch.cat(points), None if lengths[0] is None else torch.cat(lengths)
 
     def class_sums(
@@ -468,7 +468,7 @@ class ShardedSupport:
         unreached = torch.isneginf(sums.offsets)
         some = unreached.any(dim=0).nonzero().squeeze(1)
         if kernel.is_compact and len(some):
-            narrow = NEAREST * self.mean_square**0.5
+            narrow = NARROW_SHARE * self.mean_square**0.5
             shadow = None if hidden is None else hidden._replace(keys=hidden.keys[some])
             nearest = self._added(queries[some], [narrow], "rbf", shadow)
             where = unreached[:, some][:, None]
@@ -488,11 +488,11 @@ class ShardedSupport:
         return add_sums(whole)
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
-        """Return the answers of all actors."""
+        """Return the results of all actors."""
         import ray
 
-        answers: list[Any] = ray.get([getattr(actor, method).remote(*arguments) for actor in self.actors])
-        return answers
+        results: list[Any] = ray.get([getattr(actor, method).remote(*arguments) for actor in self.actors])
+        return results
 
 
 def load_rows(paths: Sequence[str], features: Sequence[str], rows: Index) -> torch.Tensor:

@@ -83,7 +83,7 @@ class InputFile:
     path: str
     digest: str
     rows: int
-    largest_row_group: int
+    max_row_group: int
     columns: dict[str, str]  # types by name
 
     @classmethod
@@ -98,7 +98,7 @@ class InputFile:
 
     def parts(self, rows: int, block_rows: int, settings: str = "") -> Iterator[Part]:
         """Yield the parts of the file, which begin at multiples of ``block_rows``."""
-        step = -(-max(rows, self.largest_row_group) // block_rows) * block_rows
+        step = -(-max(rows, self.max_row_group) // block_rows) * block_rows
         for start in range(0, self.rows, step):
             yield Part(self.path, start, min(start + step, self.rows), self.digest, settings)
 

@@ -205,7 +205,7 @@ class BatchReader:
         return pair
 
     def _run(self, inputs: Any, device: torch.device) -> Outputs:
-        """Return embeddings and logits; not in inference mode: autograd would refuse what the network caches there."""
+        """Return embeddings and logits; not in inference mode: autograd would reject what the network caches there."""
         precision: AbstractContextManager[Any] = nullcontext()
         if self.autocast is not None:
             precision = torch.autocast(device.type, dtype=self.autocast)

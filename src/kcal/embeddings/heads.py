@@ -401,5 +401,5 @@ def by_position(tensor: torch.Tensor, spatial: bool) -> torch.Tensor:
 
 
 def equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return where two tensors are equal; NaN equals NaN, so that the caller can say which batch has some."""
+    """Return where two tensors are equal; NaN equals NaN: the caller can then say which batch has some."""
     return (one == other) | (one.isnan() & other.isnan())

@@ -65,7 +65,7 @@ def expected_calibration_error(
     -------
     float
         From 0 to 1, lower is better. The first of several equal largest probabilities is the top class. Equal
-        confidences share their outcomes evenly, so that the order of the rows does not matter.
+        confidences share their outcomes evenly: the order of the rows does not matter.
     """
     return reliability(probs, labels, bins=bins, adaptive=adaptive, sample_weight=sample_weight).calibration_error
 

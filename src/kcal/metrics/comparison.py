@@ -133,7 +133,7 @@ class MethodComparison:
             f"{self.better} is better; best: not significantly worse than the best mean among the methods "
             f"that are not significantly less accurate than {self.baseline} (p = {self.level:g})"
         )
-        n_splits = _fewest(self.summaries, self.accuracies)
+        n_splits = _min_count(self.summaries, self.accuracies)
         if n_splits < MIN_SPLITS:
             explanation = (
                 f"{self.better} is better; {MIN_SPLITS} splits are needed to call methods best, not {n_splits}"
@@ -213,7 +213,7 @@ def _marks(
     sign = 1 if better == "lower" else -1
     badness = {name: sign * summarize(entry).mean for name, entry in values.items()}
     leader = min(badness, key=badness.__getitem__)
-    is_conclusive = _fewest(values, accuracies) >= MIN_SPLITS
+    is_conclusive = _min_count(values, accuracies) >= MIN_SPLITS
     if not preserving:
         p_values, underlined = dict.fromkeys(values, float("nan")), leader if is_conclusive else None
         return ComparisonMarks((), (), underlined, accuracy_p_values, p_values)
@@ -229,7 +229,7 @@ def _marks(
     return ComparisonMarks(tuple(preserving), (best, *others), underlined, accuracy_p_values, p_values)
 
 
-def _fewest(*entries: Mapping[str, Checked]) -> int:
+def _min_count(*entries: Mapping[str, Checked]) -> int:
     """Return the smallest number of splits."""
     return min(summarize(entry).n_splits for part in entries for entry in part.values())
 

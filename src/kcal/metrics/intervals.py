@@ -43,7 +43,7 @@ PATH = np.concatenate([np.linspace(0.0, 2.0, 17), [2.2, 2.5, 3.0, 4.0, 6.0, 11.0
 """The hypotheses t; in between, quantiles are interpolated."""
 FINE = 2001
 SHARED_BINS = 20
-SMALLEST_PART = 1e-9
+MIN_PART = 1e-9
 """Of a variance, below which nothing is left of it."""
 TOLERANCE = 1e-3
 """Fraction of the measured error by which it may pass a quantile: with few possible outcomes they are often equal."""
@@ -164,7 +164,7 @@ def _measure_groups(event: SortedEvent, cuts: Cuts, groups: NDArray[np.int64]) -
     centred = shares * (event.residuals - shares @ event.residuals)
     sums, sizes = (np.bincount(codes, weights=values, minlength=n_groups) for values in (centred, shares))
     # The mean takes Σ_g (n_g/n)² of the variance of groups from them, and Σ_i (w_i/Σw)² of that of rows.
-    left_of_groups, left_of_rows = (max(1 - float(parts @ parts), SMALLEST_PART) for parts in (sizes, shares))
+    left_of_groups, left_of_rows = (max(1 - float(parts @ parts), MIN_PART) for parts in (sizes, shares))
     means = np.divide(sums, sizes, out=np.zeros(n_groups), where=sizes > 0) / np.sqrt(left_of_groups)
     run = np.searchsorted(cuts.starts, np.arange(len(codes)), side="right") - 1
     of_runs = csr_array((shares, (run, codes)), shape=(len(cuts.starts), n_groups))

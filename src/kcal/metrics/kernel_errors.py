@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 GRID_INTERVALS = 2**14  # changes the smooth error by less than 1e-9/σ, where σ is its width
 BISECTIONS = 27  # of [0, 1]: the smooth error is accurate to 1e-8
 INTERVALS_PER_HALF_WIDTH = 256  # of the kernel of the density estimate
-SMALLEST_HALF_WIDTH = 1e-4  # so that the grid stays below three million points
+MIN_HALF_WIDTH = 1e-4  # so that the grid stays below three million points
 
 
 def smooth_calibration_error(
@@ -42,7 +42,7 @@ def smooth_calibration_error(
     """Smooth ECE: the σ at which ∫₀¹ |(1/n)·Σ_i K_σ(t, z_i)·(o_i − z_i)| dt = σ.
 
     z_i is the prediction of the event, o_i is 1 if it occurred, and K_σ is the Gaussian kernel reflected at
-    0 and 1, K_σ(t, z) = Σ_m φ_σ(t − z − 2m) + φ_σ(t + z − 2m). The integral falls as σ grows, so that
+    0 and 1, K_σ(t, z) = Σ_m φ_σ(t − z − 2m) + φ_σ(t + z − 2m). The integral falls as σ grows:
     exactly one width equals it: there is no bandwidth to choose (Błasiok and Nakkiran, "Smooth ECE", ICLR 2024).
 
     Parameters
@@ -121,7 +121,7 @@ def kde_calibration_error(
         bandwidth = 1.06 * spread * math.pow(np.dot(shares, shares), 0.2)
     else:
         bandwidth = check_number(bandwidth, "bandwidth", minimum=0, exclusive=True)
-    half_width = min(max(3 * bandwidth, SMALLEST_HALF_WIDTH), 1.0)
+    half_width = min(max(3 * bandwidth, MIN_HALF_WIDTH), 1.0)
     intervals = max(math.ceil(INTERVALS_PER_HALF_WIDTH / half_width), 2**12)
     reach = math.ceil(half_width * intervals)  # points on either side that a prediction can touch
     kernel = np.clip(1 - (np.arange(-reach, reach + 1) / (half_width * intervals)) ** 2, 0, None) ** 3
@@ -368,6 +368,6 @@ def _median_distance(probs: Floats, kernel: Kernel, generator: np.random.Generat
 
 
 def _in_canonical_order(predictions: Predictions) -> Predictions:
-    """Sort the rows, so that neither sums nor random draws depend on their order."""
+    """Sort the rows: then neither sums nor random draws depend on their order."""
     weights = () if predictions.weights is None else (predictions.weights,)
     return predictions.rows(np.lexsort((*weights, predictions.labels, *predictions.probs.T)))

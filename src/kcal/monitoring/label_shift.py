@@ -162,7 +162,7 @@ def estimate_prior(
         raise InvalidInputError("reference", "gives nothing to the classes of the predictions")
     ratios = ratios[told]
     prior, n_iterations, converged = _fit_mixture(ratios, assumed, strength)
-    information, direction = _least_information(ratios, prior, assumed)
+    information, direction = _min_information(ratios, prior, assumed)
     _warn_low_information(information, direction, n_samples, names)
     maximum = _Maximum(ratios, prior, assumed, strength)
     influences = maximum.influence(maximum.gradients - 1.0)
@@ -369,7 +369,7 @@ class _Maximum:
         return np.asarray(bias_changes @ by_bias.T + np.outer(correction.changes[:, 0], by_exponent))
 
 
-def _least_information(ratios: Floats, prior: Floats, reference: Floats) -> tuple[float, Floats]:
+def _min_information(ratios: Floats, prior: Floats, reference: Floats) -> tuple[float, Floats]:
     """Return the smallest information of a row in units of that of a label, 0 to 1, and its direction, (n_classes,).
 
     It is computed half way between the estimate and the reference, where no class is absent, as it may be in the

@@ -23,7 +23,7 @@ from kcal.monitoring.betting import (
     overall_payoffs,
     reading_state,
 )
-from kcal.validation import check_groups, check_labels, check_number, collect_classes, encode_labels
+from kcal.validation import check_groups, check_labels, check_number, collect_classes, encode_labels, to_array
 
 BLOCK_NUMBERS = 2**18
 """Numbers of a block of rows, at most, in all games and stakes."""
@@ -158,7 +158,7 @@ class CalibrationMonitor:
     tolerance : float
         By how much any probability may be off without an alarm: the guarantee then holds while
         |P(y = k given the prediction and the past) − p_k| is at most the tolerance for every class. A calibration set
-        is finite, so that no calibrator is perfect: with 0, a monitor that watches long enough finds that out.
+        is finite, and no calibrator is perfect: with 0, a monitor that watches long enough finds that out.
 
     Examples
     --------
@@ -218,7 +218,7 @@ class CalibrationMonitor:
         if groups is None:
             return []
         check_groups(groups, n_rows)
-        names: list[Any] = np.asarray(groups).tolist()
+        names: list[Any] = to_array(groups, "groups").tolist()
         for name in names:
             self._groups.setdefault(name, len(self._groups))
         n_new = len(self._groups) - len(self._group_sums)

@@ -27,7 +27,7 @@ Index = NDArray[np.int64]
 MAX_SHOWN = 50
 TITLES = {name: METRICS[name].description for name in ("accuracy", "negative_log_likelihood", "multiclass_brier_loss")}
 
-HIGHEST = {"accuracy": 1.0, "negative_log_likelihood": np.inf, "multiclass_brier_loss": np.inf}
+MAX_VALUES = {"accuracy": 1.0, "negative_log_likelihood": np.inf, "multiclass_brier_loss": np.inf}
 
 
 class Estimate(NamedTuple):
@@ -123,7 +123,7 @@ def estimate_performance(
     means, variances = row_moments(checked)
     overall = {
         name: _estimate(
-            means[name], None if target == "population" else variances[name], codes, quantile, highest=HIGHEST[name]
+            means[name], None if target == "population" else variances[name], codes, quantile, highest=MAX_VALUES[name]
         )
         for name in TITLES
     }

@@ -519,7 +519,7 @@ def _columns_of(outputs: ClassifierOutputs, times: Any) -> list[list[Any]]:
     return [
         *(none if blobs is None else blobs for blobs in matrices.values()),
         none if labels is None else _plain_labels(labels, n_samples),
-        none if groups is None else np.asarray(groups).tolist(),
+        none if groups is None else _check_integers(to_array(groups, "groups").tolist(), "outputs.groups"),
         [1.0] * n_samples if weights is None else np.asarray(weights, dtype=np.float64).tolist(),
         moments.tolist(),
     ]
@@ -562,15 +562,24 @@ def _plain_ids(ids: Any, n_samples: int | None = None) -> list[Any]:
     checked = check_ids(array, array.size if n_samples is None else n_samples)
     names = checked.tolist() if checked.dtype.kind == "U" else [int(name) for name in checked.tolist()]
     for given, name in zip(checked.tolist(), names, strict=True):
-        if given != name or (isinstance(name, int) and abs(name) > MAX_INTEGER):
+        if given != name:
             raise InvalidInputError("ids", "must be text or integers below 2**63", got=str(given))
-    return list(names)
+    return _check_integers(names, "ids")
+
+
+def _check_integers(values: list[Any], name: str) -> list[Any]:
+    """Return values; raise if an integer is too large for SQLite."""
+    for value in values:
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise InvalidInputError(name, "must be text or numbers below 2**63", got=str(value))
+    return values
 
 
 def _plain_labels(labels: Any, n_samples: int) -> list[Any]:
     """Return labels as Python's text or numbers; booleans become 0 and 1."""
     checked = check_labels(labels, n_samples, "labels")
-    return list((checked.astype(np.int64) if checked.dtype.kind == "b" else checked).tolist())
+    plain: list[Any] = (checked.astype(np.int64) if checked.dtype.kind == "b" else checked).tolist()
+    return _check_integers(plain, "labels")
 
 
 def _check_version(version: Any) -> str | None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kcal.projection import TrainingCurve
 
 REJECTION = "the result of kcal.metrics.accuracy_rejection(probs, labels)"
-LOWEST_WEALTH = -4.0
+MIN_LOG_WEALTH = -4.0
 """Powers of ten below which no wealth is drawn."""
 FEW_METHODS = 3
 """Number of methods whose legend has room inside the axes."""
@@ -279,7 +279,7 @@ def wealth_curves(
         label = wrap_label(name, width=40, lines=1)
         label += f": alarm after {crossed[0] + 1:,}" if len(crossed) else ": no alarm"
         style: dict[str, Any] = {"color": SERIES[place % len(SERIES)], "linestyle": LINES[place % len(LINES)]}
-        ax.plot(samples, np.maximum(path, LOWEST_WEALTH), linewidth=1.6, label=label, **style)
+        ax.plot(samples, np.maximum(path, MIN_LOG_WEALTH), linewidth=1.6, label=label, **style)
         if len(crossed):
             ax.plot(crossed[0] + 1, path[crossed[0]], "o", color=style["color"], markersize=8, zorder=4)
         highest = max(highest, float(path.max()))
@@ -288,7 +288,7 @@ def wealth_curves(
                 textcoords="offset points", va="center")  # fmt: skip
     for change in places:
         ax.axvline(change, color=COUNTS, linestyle=":", linewidth=1.5)
-    ax.set_ylim(LOWEST_WEALTH, min(1.08 * highest + 0.5, max(4 * threshold, 12.0)))
+    ax.set_ylim(MIN_LOG_WEALTH, min(1.08 * highest + 0.5, max(4 * threshold, 12.0)))
     ax.set(xlabel="samples", ylabel="wealth, powers of ten")
     ax.grid(alpha=0.25)
     ax.legend(loc="upper left", frameon=True, framealpha=0.9)

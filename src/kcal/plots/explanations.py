@@ -1,4 +1,4 @@
-"""The calibration samples that carry a prediction, as bars and pictures."""
+"""The most influential calibration samples of a prediction, as bars and images."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from kcal.calibrators import Explanation
 
 DRAWN_CLASSES, DRAWN_SAMPLES = 4, 12
-"""Classes with a colour of their own, and samples with a bar and a picture, at most."""
+"""Classes with a colour of their own, and samples with a bar and an image, at most."""
 OTHERS = "#B0B0B0"
 QUERY = "to explain"
-PICTURES_PER_ROW = 6
-INCHES_PER_LETTER = 0.085  # of the names above pictures
+IMAGES_PER_ROW = 6
+INCHES_PER_LETTER = 0.085  # of the names above images
 
 
 def explanation(
@@ -46,10 +46,10 @@ def explanation(
     row
         Position of the prediction.
     images
-        Pictures of the whole calibration set, (n, height, width) or (n, height, width, 3): those of the samples are
+        Images of the whole calibration set, (n, height, width) or (n, height, width, 3): those of the samples are
         drawn above the bars.
     query
-        The picture of the prediction, (height, width) or (height, width, 3), drawn before them.
+        The image of the prediction, (height, width) or (height, width, 3), drawn before them.
     figure, title
         Figure to draw on, a new one of fitting size if None, and its title.
 
@@ -64,17 +64,17 @@ def explanation(
     row = check_integer(row, "row", minimum=0, maximum=len(explanation) - 1)
     one = explanation[row]
     n_samples = min(one.ids.shape[1], DRAWN_SAMPLES)
-    pictures: list[tuple[tuple[Any, ...], NDArray[Any]]] = []
+    thumbnails: list[tuple[tuple[Any, ...], NDArray[Any]]] = []
     if query is not None:
-        pictures.append(((QUERY,), _picture(query, "query")))
+        thumbnails.append(((QUERY,), _image(query, "query")))
     if images is not None:
-        found = _pictures(images, one.rows[0, :n_samples])
-        pictures += [((one.ids[0, i], one.labels[0, i]), found[i]) for i in range(n_samples)]
-    n_panels, n_picture_rows = 2 if one.log_odds else 1, ceil(len(pictures) / PICTURES_PER_ROW)
-    bars_height, pictures_height = 1.4 + 0.3 * (n_samples + 2 + len(one.parts)), 1.7 * n_picture_rows
+        found = _images(images, one.rows[0, :n_samples])
+        thumbnails += [((one.ids[0, i], one.labels[0, i]), found[i]) for i in range(n_samples)]
+    n_panels, n_image_rows = 2 if one.log_odds else 1, ceil(len(thumbnails) / IMAGES_PER_ROW)
+    bars_height, images_height = 1.4 + 0.3 * (n_samples + 2 + len(one.parts)), 1.7 * n_image_rows
     if figure is None:
-        figure = Figure(figsize=(6.8 if n_panels == 1 else 11.0, bars_height + pictures_height), layout="constrained")
-    heights = [pictures_height, bars_height] if pictures else [bars_height]
+        figure = Figure(figsize=(6.8 if n_panels == 1 else 11.0, bars_height + images_height), layout="constrained")
+    heights = [images_height, bars_height] if thumbnails else [bars_height]
     panels = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     columns = panels[-1, 0].subgridspec(1, n_panels, width_ratios=[1.5, 1.0][:n_panels])
     axes = [figure.add_subplot(columns[0, place]) for place in range(n_panels)]
@@ -82,8 +82,8 @@ def explanation(
     if one.log_odds:
         _draw_log_odds(axes[1], one)
     figure.suptitle(one.heading() if title is None else title)
-    if pictures:
-        _draw_pictures(figure, panels[0, 0], pictures)
+    if thumbnails:
+        _draw_images(figure, panels[0, 0], thumbnails)
     return axes[0]
 
 
@@ -144,39 +144,39 @@ def _draw_log_odds(ax: Axes, one: Explanation) -> None:
     ax.set_title(f"log-odds of {first}\nagainst {second}: {values.sum():+.2f}", fontsize=9)
 
 
-def _draw_pictures(figure: Any, panel: Any, pictures: list[tuple[tuple[Any, ...], NDArray[Any]]]) -> None:
+def _draw_images(figure: Any, panel: Any, thumbnails: list[tuple[tuple[Any, ...], NDArray[Any]]]) -> None:
     """Draw images in rows, each below its names."""
-    n_columns = min(len(pictures), PICTURES_PER_ROW)
-    grid = panel.subgridspec(ceil(len(pictures) / n_columns), n_columns)
+    n_columns = min(len(thumbnails), IMAGES_PER_ROW)
+    grid = panel.subgridspec(ceil(len(thumbnails) / n_columns), n_columns)
     width = max(int(figure.get_figure(root=True).get_figwidth() / n_columns / INCHES_PER_LETTER), 6)
-    for place, (names, picture) in enumerate(pictures):
+    for place, (names, image) in enumerate(thumbnails):
         ax = figure.add_subplot(grid[divmod(place, n_columns)])
-        ax.imshow(picture, cmap="gray", interpolation="nearest")
+        ax.imshow(image, cmap="gray", interpolation="nearest")
         ax.set_title("\n".join(wrap_label(str(name), width=width, lines=1) for name in names), fontsize=8)
         ax.set(xticks=[], yticks=[])
         if names == (QUERY,):
             ax.spines[:].set(color=GAP, linewidth=2)
 
 
-def _pictures(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """Return the pictures at some rows, and read no others: ``images`` may be a memory map."""
+def _images(images: Any, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+    """Return the images at some rows, and read no others: ``images`` may be a memory map."""
     if len(getattr(images, "shape", ())) not in (3, 4):
-        expected = "must be an array of pictures, (n, height, width) or (n, height, width, 3)"
+        expected = "must be an array of images, (n, height, width) or (n, height, width, 3)"
         raise InvalidInputError("images", expected, got=shown(images))
     if rows.min() < 0:
         raise InvalidInputError("images", "must be left out: some support points are not rows of the calibration set")
     if len(images) <= rows.max():
-        expected = f"must have a picture for each row of the calibration set, at least {rows.max() + 1:,}"
+        expected = f"must have an image for each row of the calibration set, at least {rows.max() + 1:,}"
         raise InvalidInputError("images", expected, got=f"{len(images):,}")
-    return [_picture(images[row], "images") for row in rows.tolist()]
+    return [_image(images[row], "images") for row in rows.tolist()]
 
 
-def _picture(picture: Any, name: str) -> NDArray[Any]:
-    """Return a picture as numbers, colours from 0 to 1."""
-    array = np.asarray(to_numbers(picture, name))
+def _image(image: Any, name: str) -> NDArray[Any]:
+    """Return an image as numbers, colours from 0 to 1."""
+    array = np.asarray(to_numbers(image, name))
     coloured = array.ndim == 3 and array.shape[2] in (3, 4)
     if not (array.ndim == 2 or coloured) or not np.isfinite(array).all():
-        expected = "must be pictures, (height, width) or (height, width, 3), of finite numbers"
+        expected = "must be of shape (height, width) or (height, width, 3), of finite numbers"
         raise InvalidInputError(name, expected, got=f"one of shape {array.shape}")
     return np.clip(array / (255.0 if array.max() > 1 else 1.0), 0.0, 1.0) if coloured else array
 

@@ -9,7 +9,6 @@ from kcal.projection.modules import (
     architecture_of,
     build_projection,
     check_dimension,
-    check_projection,
     ignores_length,
     log_lengths,
     needs_training,
@@ -28,6 +27,7 @@ from kcal.projection.recipes import (
 from kcal.projection.training import (
     TrainedProjection,
     TrainingCurve,
+    check_projection,
     find_projection,
     frozen_copy,
     train_projection,

@@ -26,7 +26,7 @@ SAME_POINT = 1e-3
 class NormalisedReduction(nn.Module):
     """Base of the built-in projections: batch norm on the embedding, then a linear map h → d.
 
-    With ``unit_length`` an embedding is first divided by its length, so that only its direction matters.
+    With ``unit_length`` an embedding is first divided by its length: only its direction matters.
     """
 
     unit_length: torch.Tensor
@@ -117,7 +117,7 @@ class LinearProjection(NormalisedReduction):
 
 
 class UnitLength(nn.Module):
-    """Divide embeddings by their length, so that only their direction matters; there is nothing to learn."""
+    """Divide embeddings by their length: only their direction matters, and there is nothing to learn."""
 
     def forward(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Map (n, h) to (n, h)."""
@@ -143,14 +143,6 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             if on_mps is not None:
                 torch.mps.set_rng_state(on_mps)
-
-
-def check_projection(projection: Any) -> None:
-    """Raise if ``projection`` is not a name, a TrainedProjection (recognised by its checkpoints) or an nn.Module."""
-    is_own = isinstance(projection, nn.Module) or isinstance(getattr(projection, "checkpoints", None), tuple)
-    if not is_own and not (isinstance(projection, str) and projection in BUILT_IN):
-        expected = f"must be {', '.join(map(repr, BUILT_IN))}, a TrainedProjection or an nn.Module"
-        raise InvalidInputError("projection", expected, got=shown(projection))
 
 
 def needs_training(projection: Any) -> bool:

@@ -28,7 +28,7 @@ MAX_COUNT = 10**7
 AUTO_PASSES, MIN_AUTO_STEPS, MAX_AUTO_STEPS = 40, 20, 400
 """Passes over the training set, and bounds of the steps, of ``steps="auto"``."""
 USUAL_DIMENSION, MANY_CLASSES_DIMENSION, MANY_CLASSES = 32, 128, 1_000
-"""The paper's dimensions, and the number of classes from which on the larger one is taken."""
+"""The paper's dimensions, and the smallest number of classes with the larger one."""
 PUBLISHED_CHANGES: dict[str, dict[str, Any]] = {
     "cifar10": {},
     "cifar100": {},
@@ -52,12 +52,12 @@ class PaperRecipe:
 
     Every step predicts ``predictions`` samples from a background of ``background_per_class`` samples of each class.
     After every epoch the log-loss on the set named by ``monitor`` decides whether the learning rate is multiplied by
-    ``factor``; training ends with the last epoch or when the rate falls below ``least_learning_rate``.
+    ``factor``; training ends with the last epoch or when the rate falls below ``min_learning_rate``.
 
     The published kernel of the training is exp(−‖u‖²/d), which is a ``bandwidth`` b of √½ in exp(−‖u‖²/(2·d·b²)).
     Background and predictions are projected as two batches, each with its own statistics in the batch norm.
 
-    A dimension of "auto" is at most ``largest_dimension``, of which "auto" is 32, and 128 from 1,000 classes on.
+    A dimension of "auto" is at most ``max_dimension``, of which "auto" is 32, and 128 with 1,000 classes or more.
 
     With fewer than 2·``predictions`` samples half of them are predicted, so that a background is left; a sample whose
     class has no background in a step is left out of that step.
@@ -75,17 +75,17 @@ class PaperRecipe:
     bandwidth: float = _positive(sqrt(0.5))
     factor: float = parameter(0.5, check_number, minimum=0, maximum=1, exclusive=True)
     patience: int = parameter(10, check_integer, minimum=0, maximum=MAX_COUNT)
-    least_learning_rate: float = _nonnegative(1e-5)
+    min_learning_rate: float = _nonnegative(1e-5)
     monitor: str = parameter("calibration", check_choice, choices=("calibration", "training"))
-    largest_dimension: int | str = _count("auto")
+    max_dimension: int | str = _count("auto")
 
     def __post_init__(self) -> None:
         _store_checked(self)
 
     def dimension_limit(self, n_classes: int) -> int:
         """Return the largest d of a dimension of "auto"."""
-        if not isinstance(self.largest_dimension, str):
-            return self.largest_dimension
+        if not isinstance(self.max_dimension, str):
+            return self.max_dimension
         return MANY_CLASSES_DIMENSION if n_classes >= MANY_CLASSES else USUAL_DIMENSION
 
     @classmethod
@@ -106,13 +106,13 @@ class FastRecipe:
 
     ``start="pca"`` begins at the principal axes of the embeddings, in place of random weights. ``unit_length``
     divides embeddings by their length first: a network that fits its training set stretches the embeddings of training
-    samples, so that their length is not comparable with that of new samples. "auto" does so from 16 features on. A
-    dimension of "auto" is at most ``largest_dimension``.
+    samples: their length is not comparable with that of new samples. "auto" does so with 16 features or more. A
+    dimension of "auto" is at most ``max_dimension``.
 
     ``steps="auto"`` takes 40 passes over the training set, from 20 to 400 steps.
 
     Checkpoints are kept at the start and at steps, steps/2, steps/4, … ``select="calibration"`` takes the one with
-    the lowest leave-one-out loss on the calibration set, so that one training serves many calibration sets; a training
+    the lowest leave-one-out loss on the calibration set: one training serves many calibration sets; a training
     for one calibration set ends after three checkpoints without a lower loss. It lets Π depend on the calibration set
     through a choice among a few, which the theorems do not allow; ``select="last"`` avoids it.
 
@@ -132,7 +132,7 @@ class FastRecipe:
     checkpoints: int = parameter(7, check_integer, minimum=1, maximum=64)
     select: str = parameter("calibration", check_choice, choices=("calibration", "last"))
     sampling: str = parameter("equal", check_choice, choices=("equal", "proportional"))
-    largest_dimension: int = _count(128)
+    max_dimension: int = _count(128)
     class_weights: str | None = parameter(None, check_choice, choices=("balanced",))
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class FastRecipe:
 
     def dimension_limit(self, n_classes: int) -> int:
         """Return the largest d of a dimension of "auto", whatever the number of classes."""
-        return self.largest_dimension
+        return self.max_dimension
 
     def takes_directions(self, n_features: int) -> bool:
         """Return whether embeddings with this number of features are divided by their length."""

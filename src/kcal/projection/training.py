@@ -26,6 +26,7 @@ from kcal.kernels import LeaveOutLoss, sorted_support
 from kcal.modes import with_gradients
 from kcal.progress import progress_bar
 from kcal.projection.modules import (
+    BUILT_IN,
     UNTRAINED,
     NormalisedReduction,
     ResidualProjection,
@@ -37,7 +38,7 @@ from kcal.projection.modules import (
 from kcal.projection.recipes import FastRecipe, PaperRecipe, Recipe, get_recipe
 from kcal.samples import Samples, check_samples
 from kcal.threads import threads_for
-from kcal.validation import check_matrix, check_seed, row_fingerprints
+from kcal.validation import check_matrix, check_seed, row_fingerprints, shown
 
 Backward = Callable[[torch.Tensor], None]
 Index = NDArray[np.int64]
@@ -101,6 +102,14 @@ class TrainedProjection:
         return f"TrainedProjection({name}, steps={self.steps[-1]}, checkpoints={len(self.checkpoints)})"
 
 
+def check_projection(projection: Any) -> None:
+    """Raise if ``projection`` is not a name, a TrainedProjection or an nn.Module."""
+    is_name = isinstance(projection, str) and projection in BUILT_IN
+    if not is_name and not isinstance(projection, TrainedProjection | nn.Module):
+        expected = f"must be {', '.join(map(repr, BUILT_IN))}, a TrainedProjection or an nn.Module"
+        raise InvalidInputError("projection", expected, got=shown(projection))
+
+
 @with_gradients()
 def train_projection(
     embeddings: Any,
@@ -115,7 +124,7 @@ def train_projection(
     seed: int = 0,
     progress: bool | None = None,
 ) -> TrainedProjection:
-    """Train Π on a training set, so that many calibration sets can share it.
+    """Train Π on a training set; many calibration sets can share it.
 
     Parameters
     ----------
@@ -292,7 +301,7 @@ def _train_paper(
                 assert calibration is not None
                 loss = _leave_out_loss(module, calibration, recipe.bandwidth)
             scheduler.step(loss)
-            if descent.learning_rate < recipe.least_learning_rate:
+            if descent.learning_rate < recipe.min_learning_rate:
                 break
     return Checkpoint(descent.n_steps, frozen_copy(module, embeddings), descent.curve())
 
@@ -443,7 +452,7 @@ def _is_papers(module: nn.Module) -> TypeGuard[ResidualProjection]:
 def _forward_by_hand(module: ResidualProjection, parts: list[torch.Tensor]) -> tuple[torch.Tensor, Backward]:
     """Do the same for the paper's Π, z = r + V·ELU(r) with r = W·(γ·x̂ + β) + c, in 0.6 of the time.
 
-    γ is multiplied into W, so that the batch takes part in one product forward and one backward.
+    γ is multiplied into W: the batch takes part in one product forward and one backward.
     """
     norm, weight, bend = module.norm, module.reduce.weight, module.bend.weight
     mean, variance, momentum = norm.get_buffer("running_mean"), norm.get_buffer("running_var"), norm.momentum

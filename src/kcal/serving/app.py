@@ -74,7 +74,7 @@ class Access(HTTPBearer):
         """Raise unless the request shows a token with one of the scopes."""
         origin, is_reading = request.headers.get("origin"), request.method == "GET"
         if not is_reading and origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise HTTPException(403, "requests from web pages of another origin are refused")
+            raise HTTPException(403, "requests from web pages of another origin are rejected")
         service: Service = request.app.state.service
         if service.tokens is None:
             return
@@ -123,13 +123,13 @@ class PredictRequest(BaseModel):
     explanation_samples: Annotated[int, Field(ge=1, le=100)] = 5
 
 
-class Refusal(BaseModel):
-    """Why a request is refused."""
+class Rejection(BaseModel):
+    """Why a request is rejected."""
 
     error: str
 
 
-REFUSALS: dict[int | str, Any] = {status: {"model": Refusal} for status in (400, 401, 403, 404, 413, 422, 503)}
+REJECTIONS: dict[int | str, Any] = {status: {"model": Rejection} for status in (400, 401, 403, 404, 413, 422, 503)}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Direct(APIRoute):
     """A route whose function reads the request itself: FastAPI's parsing would cost as much as the prediction."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what checks the token and answers."""
+        """Return the endpoint, with a check of the token."""
         scopes = SecurityScopes([scope for one in self.dependencies for scope in getattr(one, "scopes", ())])
 
         async def handle(request: Request) -> Response:
@@ -222,7 +222,7 @@ models = APIRouter()
 
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
 async def feedback(request: Request, service: Served, model: Model) -> dict[str, Any]:
-    """Accept labels, corrections and erasures; they are on disk when this answers."""
+    """Accept labels, corrections and erasures; they are on disk before the response."""
     if model.learner is None:
         raise HTTPException(409, "the service has no store for feedback; start it with --store")
     body = await read_body(request)
@@ -313,8 +313,8 @@ def dashboard(
 # The application
 
 
-async def _answer_error(request: Request, error: Exception) -> Response:
-    """Answer a request that is refused with one sentence, as clients of the protocol expect it."""
+async def _error_response(request: Request, error: Exception) -> Response:
+    """Return the response to a rejected request: one sentence, as clients of the protocol expect it."""
     if isinstance(error, RequestValidationError):
         error = HTTPException(400, describe(error.errors()))
     assert isinstance(error, StarletteHTTPException)
@@ -377,7 +377,7 @@ def make_app(service: Service) -> FastAPI:
         title="kcal",
         version=package_version("kcal"),
         lifespan=lifespan,
-        responses=REFUSALS,
+        responses=REJECTIONS,
         docs_url=None,  # its pages load scripts from other hosts; /openapi.json stays
         redoc_url=None,
     )
@@ -388,7 +388,7 @@ def make_app(service: Service) -> FastAPI:
         app.include_router(models, prefix=prefix)
     app.include_router(service_routes)
     for kind in (StarletteHTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, _error_response)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
     app.add_middleware(Guard, service=service)
     return app
@@ -403,7 +403,7 @@ class Server(uvicorn.Server):
     Parameters
     ----------
     service : Service
-        What answers; its models are loaded before the server runs.
+        The models, which are loaded before the server runs, and the options.
     """
 
     def __init__(self, service: Service) -> None:
@@ -421,7 +421,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Stop at a signal; uvicorn's own would end the process by the signal after the last answer."""
+        """Stop at a signal; uvicorn's own would end the process by the signal after the last response."""
         self.force_exit, self.should_exit = self.should_exit, True
 
 

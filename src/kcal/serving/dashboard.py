@@ -79,9 +79,9 @@ def render_dashboard(service: Service, selected: str | None, label: str | None, 
     )
 
 
-def style_policy(page: str) -> str:
-    """Return the content security policy of a page: nothing but its own style sheet and forms."""
-    match = re.search("<style>(.*?)</style>", page, re.DOTALL)
+def style_policy(html: str) -> str:
+    """Return the content security policy of HTML: nothing but its own style sheet and forms."""
+    match = re.search("<style>(.*?)</style>", html, re.DOTALL)
     digest = b64encode(sha256(match[1].encode() if match else b"").digest()).decode()
     allowed = f"style-src 'sha256-{digest}'; form-action 'self'"
     return f"default-src 'none'; {allowed}; base-uri 'none'; frame-ancestors 'none'"
@@ -97,7 +97,8 @@ def _contents(model: ServedModel, summary: Summary, label: str | None) -> dict[s
         facts["feedback"] = ", ".join(f"{n:,} {status}" for status, n in learner.counts.items() if n) or "none yet"
         if learner.n_other_versions:
             facts["samples of other networks in the store"] = f"{learner.n_other_versions:,}; not followed"
-    expected: Any = getattr(predictor.calibrator, "prior_", None)
+    calibrator: Any = predictor.calibrator
+    expected: Any = calibrator.prior_ if calibrator.tags.has_prior else None
     differing: Any = [] if summary.frequencies is None else np.argsort(-np.abs(summary.frequencies.prior - expected))
     counts = np.histogram(summary.evidence, bins=10, range=(0.0, 1.0))[0]
     return {

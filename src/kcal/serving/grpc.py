@@ -164,7 +164,7 @@ def _encode(head: dict[str, Any], values: dict[str, NDArray[Any]], _: dict[str, 
 
 
 def _handler(service: Service, name: str, method: Callable[[Any], Awaitable[dict[str, Any]]]) -> Any:
-    """Return a method of gRPC: check the token, read, answer, count, and turn errors into status codes.
+    """Return a method of gRPC: check the token, read, respond, count, and turn errors into status codes.
 
     For gRPC it takes a stream of requests, and reads one: other methods are called when the request is in memory.
     Probes, which need no token, read none.
@@ -193,7 +193,7 @@ def _handler(service: Service, name: str, method: Callable[[Any], Awaitable[dict
         finally:
             service.n_bytes -= len(content)
 
-    async def answer(_: Any, context: Any) -> Any:
+    async def handle(_: Any, context: Any) -> Any:
         start, status, text, response = time.perf_counter(), "UNKNOWN", "", None
         kind, _, secret = str(dict(context.invocation_metadata() or ()).get("authorization", "")).partition(" ")
         try:
@@ -211,7 +211,7 @@ def _handler(service: Service, name: str, method: Callable[[Any], Awaitable[dict
             await context.abort(grpc.StatusCode[status], text)
         return response
 
-    return grpc.stream_unary_rpc_method_handler(answer, response_serializer=response_type.SerializeToString)
+    return grpc.stream_unary_rpc_method_handler(handle, response_serializer=response_type.SerializeToString)
 
 
 @asynccontextmanager

@@ -103,7 +103,7 @@ class Learner:
     Attributes
     ----------
     predictor : Predictor
-        What answers now: the calibrator with the samples of the store.
+        The predictor in use: the calibrator with the samples of the store.
     reason : str
         Why the calibrator cannot learn; empty if it can.
     error : str
@@ -129,7 +129,7 @@ class Learner:
         self._thread.start()
 
     def start(self, predictor: Predictor) -> None:
-        """Let another predictor follow the store and answer: at the start, and when the model's file is replaced."""
+        """Let another predictor follow the store and predict: at the start, and when the model's file is replaced."""
         version = self._version_of(predictor)
         counts = self.store.count_by_version() if version else {}
         self.n_other_versions = sum(counts.values()) - counts.get(version, 0)
@@ -183,7 +183,7 @@ class Learner:
                     raise busy("the network is being replaced; try again")
                 done = [self._write(*change, predictor) for change in changes]
         except InvalidInputError as error:
-            raise HTTPException(409, f"the calibration store refuses the feedback: {error}") from error
+            raise HTTPException(409, f"the calibration store rejects the feedback: {error}") from error
         except KcalError as error:
             logger.error("feedback was not written: %s", error)
             raise busy("the calibration store cannot be written now; try again later", 5) from error

@@ -40,7 +40,9 @@ class Metrics(Collector):
         options: dict[str, Any] = {"registry": self.registry}
         of_model: dict[str, Any] = {"labelnames": ["model"], **options}
         self.requests = Counter("kcal_requests", "Requests", ["endpoint", "status"], **options)
-        self.seconds = Histogram("kcal_request_seconds", "Time to answer", ["endpoint"], buckets=SECONDS, **options)
+        self.seconds = Histogram(
+            "kcal_request_seconds", "Duration of requests", ["endpoint"], buckets=SECONDS, **options
+        )
         self.predictions = Counter("kcal_predictions", "Rows by most probable class", ["model", "class"], **options)
         self.batch_rows = Histogram("kcal_batch_rows", "Rows of a batch", buckets=SIZES, **of_model)
         self.batch_requests = Histogram("kcal_batch_requests", "Requests of a batch", buckets=SIZES, **of_model)

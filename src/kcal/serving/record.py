@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from kcal.calibrators import Calibrator, was_fitted_on
+from kcal.calibrators import was_fitted_on
 from kcal.errors import KcalError, without_warnings
 from kcal.files import write_whole
 from kcal.metrics import ReliabilityBins, negative_log_likelihood, reliability
@@ -395,9 +395,9 @@ class InputMonitor:
         return cls(**state | {"monitor": state["monitor"] and DriftMonitor.from_dict(state["monitor"])})
 
 
-def _estimate_frequencies(probs: Floats, calibrator: Calibrator, classes: NDArray[Any]) -> PriorEstimate | None:
+def _estimate_frequencies(probs: Floats, calibrator: Any, classes: NDArray[Any]) -> PriorEstimate | None:
     """Return the class frequencies of the latest predictions; None if these say too little."""
-    expected = getattr(calibrator, "prior_", None)
+    expected = calibrator.prior_ if calibrator.tags.has_prior else None
     n, n_classes = probs.shape
     if expected is None or len(expected) != n_classes or n < MIN_ROWS or n_classes > MAX_CLASSES:
         return None

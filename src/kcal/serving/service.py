@@ -1,4 +1,4 @@
-"""The service behind its protocols: models that are found, loaded and replaced, and what each answers."""
+"""The service behind its protocols: models that are found, loaded and replaced, and their responses."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Job:
         """What the jobs of one batch share."""
         return (self.predictor, "evidence" in self.outputs, *(array.shape[1:] for array in self.arrays.values()))
 
-    def answer(self, scores: Scores) -> dict[str, NDArray[Any]]:
+    def response(self, scores: Scores) -> dict[str, NDArray[Any]]:
         """Return the outputs by name: numbers, or objects whose text is sent."""
         found: dict[str, NDArray[Any] | None] = {"probabilities": scores.probs, "evidence": scores.evidence}
         if "labels" in self.outputs:
@@ -165,7 +165,7 @@ class Batcher:
     max_wait : float
         Seconds that the first job of a batch waits for others.
     max_queue : int
-        Jobs that may wait; more are refused with status 503.
+        Jobs that may wait; more are rejected with status 503.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class ServedModel:
 
     @property
     def predictor(self) -> Predictor:
-        """What answers now."""
+        """The predictor in use."""
         return self._predictor if self.learner is None else self.learner.predictor
 
     @property
@@ -253,7 +253,7 @@ class ServedModel:
         return self.learner is not None and self.learner.is_working
 
     def replace(self, predictor: Predictor) -> None:
-        """Let another file answer; requests that wait are answered by the one that they were checked with."""
+        """Replace the predictor; requests that wait keep the one that they were checked with."""
         self._predictor = predictor
         if self.learner is not None:
             self.learner.start(predictor)
@@ -288,10 +288,10 @@ class ServedModel:
             ids = [uuid.uuid4().hex for _ in range(n_rows)]
         if "explanation" in outputs and n_rows > MAX_EXPLAINED:
             raise bad_request(f"at most {MAX_EXPLAINED} rows can be explained in one request; got {n_rows}")
-        answer: dict[str, NDArray[Any]] = await self.batcher.submit(
+        response: dict[str, NDArray[Any]] = await self.batcher.submit(
             Job(predictor, arrays, n_rows, ids, outputs, n_samples)
         )
-        return answer
+        return response
 
     async def infer(
         self,
@@ -299,7 +299,7 @@ class ServedModel:
         read: Callable[[], tuple[InferenceRequest, dict[str, NDArray[Any]]]],
         encode: Callable[[dict[str, Any], dict[str, NDArray[Any]], dict[str, bool]], Result],
     ) -> Result:
-        """Answer a request of the protocol.
+        """Respond to a request of the protocol.
 
         Parameters
         ----------
@@ -333,7 +333,7 @@ class ServedModel:
             with without_warnings():  # about rows that the model was fitted on, or has learned since
                 scores = predictor.predict(arrays, evidence="evidence" in first.outputs)
                 ends = np.cumsum([job.n_rows for job in jobs]).tolist()
-                answers = [job.answer(scores[end - job.n_rows : end]) for job, end in zip(jobs, ends, strict=True)]
+                responses = [job.response(scores[end - job.n_rows : end]) for job, end in zip(jobs, ends, strict=True)]
         except (KcalError, HTTPException) as error:
             if len(jobs) > 1:
                 return [result for job in jobs for result in self._run([job])]
@@ -341,9 +341,9 @@ class ServedModel:
         ids = list[str | None]()
         for job in jobs:
             ids += job.ids or [None] * job.n_rows
-        self.record.add(predictor.classes, ids, scores, predictor.version)  # first: a label may follow the answer
+        self.record.add(predictor.classes, ids, scores, predictor.version)  # first: a label may follow the response
         self._metrics.count_batch(self.name, predictor, scores, len(jobs))
-        return answers
+        return responses
 
     def close(self) -> None:
         """Save the record, end the thread and close the store."""
@@ -476,7 +476,7 @@ class Service:
         return found
 
     def _load(self, name: str, path: Path, network: Path | None) -> None:
-        """Load the files of a model while the earlier ones answer; if they cannot be loaded, these stay."""
+        """Load the files of a model while the earlier ones stay in use; if they cannot be loaded, these stay."""
         model = self.models.get(name)
         try:
             if model is not None and model.predictor.network is not None and network is None:

@@ -13,12 +13,12 @@ Log-odds of the two most probable classes a and b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.explain import Attribution, attribute, top_two
+from kcal.calibrators.explain import attribute, top_two
 from kcal.kernels import Contributions
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ NETWORK, REFIT, SAMPLES = "network", "refitted layer", "similar samples"
 
 def attribute_blend(
     model: BlendModel, embeddings: torch.Tensor, logits: torch.Tensor | None, probs: torch.Tensor, k: int
-) -> Attribution:
+) -> dict[str, Any]:
     """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits."""
     points = model.estimate.project(embeddings)
     contributions = Contributions(model.estimate.prepared, points)

@@ -22,14 +22,13 @@ from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
 from kcal.calibrators.fit_warnings import warn_fewer_than_classes, warn_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import compares_lengths
 from kcal.calibrators.logits import check_logits, columns_of, to_log_probs
 from kcal.calibrators.online import BandwidthRecord, SampleTable, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError, KcalWarning, warn
 from kcal.kernels import sorted_support
 from kcal.modes import with_gradients
-from kcal.projection import UNTRAINED, FastRecipe, frozen_copy, project
+from kcal.projection import UNTRAINED, FastRecipe, architecture_of, frozen_copy, project
 from kcal.samples import MAX_FOLDS, Samples
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -149,7 +148,7 @@ class KCalBlend(KernelCalibrator):
         """
         self._begin_fit()
         rows, _ = self._check_rows(X, fitting=True)
-        head = None if self.head is None else LinearHead.of(self.head, rows.shape[1])
+        head = None if self.head is None else LinearHead.from_layer(self.head, rows.shape[1])
         scores = self._check_logits(logits, rows, head, self.representation)
         if scores is not None:
             check_not_swapped(rows, scores, y)
@@ -160,10 +159,8 @@ class KCalBlend(KernelCalibrator):
         warn_calibration_set(samples)
         metric = "unit" if FastRecipe().takes_directions(rows.shape[1]) else "identity"
         module = frozen_copy(UNTRAINED[metric](), samples.embeddings)
-        options = {"metric": metric, "representation": self.representation}
-        options["compares_lengths"] = compares_lengths(module, samples)
         points = replace(samples, embeddings=project(module, samples.embeddings))
-        model = self._fit_points(points, module, head, **options)
+        model = self._fit_points(points, module, head, self.representation)
         self.logit_names_in_ = np.array(column_names(logits), dtype=object)
         self._fit, self._table = Fit.of(model, samples, record_of(model, samples, len(samples))), None
         return self
@@ -222,7 +219,8 @@ class KCalBlend(KernelCalibrator):
         """Return made-up rows like those of the calibration set and, if it was fitted with them, random logits."""
         rows = super().example_inputs(n_rows)
         if self.tags.needs_logits:
-            rows["logits"] = example_logits(n_rows, len(self.classes_), self.model_.config["representation"])
+            model: Any = self.model_
+            rows["logits"] = example_logits(n_rows, len(self.classes_), model.representation)
         return rows
 
     def _check_logits(
@@ -251,12 +249,13 @@ class KCalBlend(KernelCalibrator):
 
     @with_gradients()
     def _fit_points(
-        self, samples: Samples, projection: torch.nn.Module, head: LinearHead | None, **options: Any
+        self, samples: Samples, projection: torch.nn.Module, head: LinearHead | None, representation: str
     ) -> BlendModel:
         """Return the model of samples whose embeddings are projected."""
         prior = check_prior(self.prior, samples.classes)
         with threads_for(0):
-            return fit_blend(samples, projection, head, folds=self.folds, seed=self.seed, prior=prior, **options)
+            options: dict[str, Any] = {"folds": self.folds, "seed": self.seed, "prior": prior}
+            return fit_blend(samples, projection, head, representation=representation, **options)
 
     # Updates
 
@@ -272,17 +271,16 @@ class KCalBlend(KernelCalibrator):
         model, history = fit.model, fit.history
         is_due = check_updates(self.updates).is_due(history, n_updates, samples.classes_seen) and samples.n_parts > 1
         if is_due and (search or samples.n_classes != len(fit.classes)):  # the model has no entry for a new class
-            config = {name: model.config[name] for name in ("metric", "representation")}
-            config["compares_lengths"] = model.estimate.config["compares_lengths"]
+            given = model.estimate.projection, model.head, model.representation
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", KcalWarning)  # a prediction is not the place for warnings of a fit
-                model, is_due = self._fit_points(samples, model.estimate.projection, model.head, **config), False
+                model, is_due = self._fit_points(samples, *given), False
             history = with_record(history, record_of(model, samples, n_updates))
         else:
             model = model.with_support(sorted_support(samples))
             if samples.logits is not None:  # the lowest may have been that of a forgotten sample
                 lowest = float(to_log_probs(samples.logits, model.representation).min())
-                model = model.changed({"min_log_prob": model.min_log_prob.clamp_min(lowest)})
+                model = model.changed(min_log_prob=model.min_log_prob.clamp_min(lowest))
         return replace(fit, model=model, history=history, is_search_due=is_due)
 
     # Files and parameters
@@ -345,4 +343,6 @@ def warn_calibration_set(samples: Samples) -> None:
 
 def record_of(model: BlendModel, samples: Samples, n_updates: int) -> BandwidthRecord:
     """Return the bandwidth of a fit, with the out-of-fold loss of the blend."""
-    return bandwidth_record(samples, n_updates, model.estimate.bandwidth, "search", float(model.loss), model.metric)
+    estimate = model.estimate
+    metric = architecture_of(estimate.projection)
+    return bandwidth_record(samples, n_updates, estimate.bandwidth, "search", float(model.loss), metric)

@@ -11,10 +11,11 @@ from torch import nn
 from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, log_estimate
 from kcal.calibrators.blend.network import OtherSamples, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
-from kcal.calibrators.kernel_model import KernelModel
+from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, support_values
 from kcal.calibrators.logits import to_log_probs
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
 from kcal.kernels import get_kernel, leave_out_rule, search_with_background, sorted_support
+from kcal.projection import ignores_length
 from kcal.samples import Samples, random_folds
 
 KERNEL = "rbf"
@@ -42,8 +43,6 @@ def fit_blend(
     seed: int,
     prior: torch.Tensor | None,
     representation: str,
-    metric: str,
-    compares_lengths: bool,
 ) -> BlendModel:
     """Fit a blend to samples of positive weight, whose embeddings are projected; without logits, f is uniform."""
     points, codes, n_classes = samples.embeddings, torch.from_numpy(samples.codes), samples.n_classes
@@ -60,8 +59,14 @@ def fit_blend(
     bandwidth, background = search_with_background(
         sorted_support(samples), index, own_probs, others.weights[index], kernel=get_kernel(KERNEL), keys=samples.keys()
     )
-    options: dict[str, Any] = {"bandwidth": bandwidth, "kernel": KERNEL, "compares_lengths": compares_lengths}
-    estimate = KernelModel.of(projection, samples, points.shape[1], **options)
+    compares_lengths = ignores_length(projection, points[:COMPARED_ROWS])
+    estimate = KernelModel(
+        projection=projection,
+        n_features=points.shape[1],
+        bandwidth=bandwidth,
+        kernel=KERNEL,
+        **support_values(sorted_support(samples), compares_lengths=compares_lengths),
+    )
     counts = leave_out_counts(estimate, samples, index)
     weights = others.weights[index] * (len(codes) / len(index))
     combination = combine(of_network, of_refit, counts, background, codes[index], weights)
@@ -69,19 +74,22 @@ def fit_blend(
     doubled = points.cpu().double()
     centre = doubled.mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.in_blocks(None, scores).exp_().mean(dim=0)
-    tensors = combination | {
-        "background": background,
-        "log_scale": estimate.support.log_mean_scale,
-        "min_log_prob": scores.min(),
-        "centre": centre,
-        "radius": torch.cdist(doubled, centre[None], compute_mode="donot_use_mm_for_euclid_dist").max(),
-        "frequencies": (totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
-        "prior": prior,
-    }
-    config: dict[str, Any] = {"metric": metric, "representation": representation}
-    config |= {"has_logits": samples.logits is not None, "has_prior": prior is not None}
-    parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
-    return BlendModel.of(tensors, parts, **config)
+    return BlendModel(
+        estimate=estimate,
+        network=network,
+        refit=refit,
+        head=head,
+        representation=representation,
+        has_logits=samples.logits is not None,
+        background=background,
+        log_scale=estimate.support.log_mean_scale,
+        min_log_prob=scores.min(),
+        centre=centre,
+        radius=torch.cdist(doubled, centre[None], compute_mode="donot_use_mm_for_euclid_dist").max(),
+        frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
+        prior=prior,
+        **combination,
+    )
 
 
 def combine(
@@ -118,7 +126,7 @@ def fit_refit(
 ) -> tuple[RidgeModel, torch.Tensor]:
     """Return the refit of the last layer, and log probabilities of the samples of ``index`` without their fold."""
     points = points.cpu().double()
-    axes = PrincipalAxes.of(points, samples.weights)
+    axes = PrincipalAxes.from_embeddings(points, samples.weights)
     features = axes.features(points)
     codes, weights = samples.codes, samples.weights
     problem = RidgeProblem(scores[index] / temperature, features[index], codes[index], weights[index])

@@ -13,21 +13,19 @@ are those of ``pool.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.base import CalibrationModel
+from kcal.calibrators.base import CalibrationModel, buffer, option, submodule
 from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.explain import Attribution
-from kcal.calibrators.kernel_model import MAX_SUMS, KernelModel, as_embeddings
+from kcal.calibrators.kernel_model import SupportModel, as_embeddings
 from kcal.calibrators.logits import required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
 from kcal.embeddings.heads import CONVOLUTIONS
@@ -36,7 +34,7 @@ from kcal.kernels import ClassSums, SortedSupport
 from kcal.validation import MAX_MAGNITUDE, shown, to_numbers, unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
-MASKED, MASK_FACTOR = -5000.0, 10.0
+MASKED_BELOW, MASK_FACTOR = -5000.0, 10.0
 """A class is masked out of the logits, not unlikely, if its log-probability is below the first, and below the second
 times the lowest one of calibration samples."""
 MIN_PROB = 1e-12
@@ -60,178 +58,11 @@ class Experts:
         return torch.cat([self.pooled[:2], self.estimate[None]])
 
 
-class BlendModel(CalibrationModel):
-    """The network, its refitted last layer and a kernel estimate over the calibration samples.
-
-    Parameters
-    ----------
-    estimate, network, refit, head : dict
-        Configurations of the parts; None for a head that is not given.
-    metric : "unit" or "identity"
-        What is compared: directions of embeddings, or the embeddings themselves.
-    representation : "logits" or "probabilities"
-        What logits hold.
-    has_logits, has_prior : bool
-        Whether it was fitted with logits, and whether class frequencies of deployment are given.
-    """
-
-    holds_samples = True
-    max_block_entries: ClassVar[int] = MAX_SUMS
-    shares_blocks: ClassVar[bool] = False
-    exponents: torch.Tensor  # w, (3,), of network, refit and kernel estimate
-    mixture: torch.Tensor  # λ, (4,), of the pool, network, refit and kernel estimate
-    background: torch.Tensor  # β
-    pool_background: torch.Tensor  # that of the pool
-    log_scale: torch.Tensor  # makes numbers of samples of class sums
-    min_log_prob: torch.Tensor  # lowest log-probability of the network for a calibration sample
-    centre: torch.Tensor  # (d,), of the calibration points
-    radius: torch.Tensor  # of the ball around it that holds them: the refit does not extrapolate beyond
-    frequencies: torch.Tensor  # (n_classes,), class frequencies that the probabilities assume
-    prior: torch.Tensor | None  # (n_classes,), of deployment
-    loss: torch.Tensor  # out-of-fold log-loss of the blend
-    network_loss: torch.Tensor  # that of the network alone
-
-    def __init__(
-        self,
-        *,
-        estimate: dict[str, Any],
-        network: dict[str, Any],
-        refit: dict[str, Any],
-        head: dict[str, Any] | None,
-        metric: str,
-        representation: str,
-        has_logits: bool,
-        has_prior: bool,
-    ) -> None:
-        parts = {"estimate": estimate, "network": network, "refit": refit, "head": head}
-        options = {"metric": metric, "representation": representation, "has_logits": has_logits}
-        super().__init__(**parts, **options, has_prior=has_prior)
-        self.metric, self.representation, self.has_logits = metric, representation, has_logits
-        self.estimate, self.network, self.refit = KernelModel(**estimate), NetworkModel(**network), RidgeModel(**refit)
-        self.head = None if head is None else LinearHead(**head)
-        n_classes = self.estimate.n_classes
-        self.declare(exponents=(3,), mixture=(4,), background=(), pool_background=(), log_scale=())
-        self.declare(min_log_prob=(), centre=(self.estimate.dimension,), radius=(), frequencies=(n_classes,))
-        self.declare_if(has_prior, prior=(n_classes,))
-        self.declare(loss=(), network_loss=())
-
-    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes)."""
-        rows = as_embeddings(embeddings)
-        points = self.estimate.project(rows)
-        return self.log_probs(self.experts(self.estimate.prepared.class_sums(points), points, rows, logits))
-
-    def with_evidence(
-        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
-        rows = as_embeddings(embeddings)
-        points = self.estimate.project(rows)
-        sums = self.estimate.prepared.class_sums(points)
-        return self.log_probs(self.experts(sums, points, rows, logits)), self.estimate.evidence(sums, rows)
-
-    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the evidence of each row, (n,), which does not depend on the logits."""
-        return self.estimate.evidence_of(embeddings)
-
-    def attribute(
-        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
-    ) -> Attribution:
-        """Return the shares of samples, network and refitted layer in the probabilities ``probs`` of rows."""
-        return attribute_blend(self, as_embeddings(embeddings), logits, probs, k)
-
-    def experts(
-        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
-    ) -> Experts:
-        """Return the experts of class sums, points, embeddings and logits, which a head computes or are None."""
-        counts = sums.counts(self.log_scale)[0]
-        log_probs = torch.zeros_like(counts)
-        if self.has_logits:
-            scores = required(logits, "logits") if self.head is None else self.head(rows)
-            log_probs = to_log_probs(unchecked_logits(scores, self.representation), self.representation).to(counts)
-        # A linear map would carry a value far below all calibration samples over to other classes.
-        bounded = log_probs.clamp_min(self.min_log_prob)
-        network = self.network.probs(bounded).clamp_min(MIN_PROB)
-        refit = self.refit.log_probs(self.inside(points.to(counts)), bounded).clamp_min(log(MIN_PROB))
-        pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
-        estimate = log_estimate(counts, network, self.background)
-        masked_below = (MASK_FACTOR * self.min_log_prob).clamp_max(MASKED)
-        return Experts(pooled, estimate, counts, log_probs < masked_below)
-
-    def inside(self, points: torch.Tensor) -> torch.Tensor:
-        """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
-        offsets = points - self.centre.to(points)
-        lengths: torch.Tensor = torch.linalg.vector_norm(offsets, dim=1, keepdim=True)
-        lengths = lengths.clamp_min(torch.finfo(points.dtype).tiny)
-        return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
-
-    def log_probs(self, experts: Experts) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes), for the class frequencies of deployment."""
-        log_probs = self.mixed(experts).masked_fill(experts.excluded, -torch.inf)
-        if self.prior is not None:
-            log_probs = log_probs + (self.prior / self.frequencies).log().to(log_probs)
-        return torch.log_softmax(log_probs, dim=1)
-
-    def mixed(self, experts: Experts) -> torch.Tensor:
-        """Return the logarithm of the mixture, (n, n_classes)."""
-        parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
-        return torch.logsumexp(parts + self.mixture.log().to(parts)[:, None, None], dim=0)
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Exponent of each expert in the pool, by name."""
-        return dict(zip(EXPERTS, self.exponents.tolist(), strict=True))
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of the pool and of each expert in the prediction, by name."""
-        return dict(zip(("pool", *EXPERTS), self.mixture.tolist(), strict=True))
-
-    @property
-    def evidence_step(self) -> float:  # type: ignore[override]
-        """Difference that one calibration sample more or less makes to the evidence, at most."""
-        return self.estimate.evidence_step
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any], parts: Mapping[str, CalibrationModel | None], **config: Any) -> Self:
-        """Return the model of the values of its own buffers and of its parts, by name; None for what it has not."""
-        present = {name: part for name, part in parts.items() if part is not None}
-        configs = dict.fromkeys(parts) | {name: part.config for name, part in present.items()}
-        tensors = {f"{name}.{key}": value for name, part in present.items() for key, value in part.state_dict().items()}
-        own = {name: torch.as_tensor(value, dtype=torch.float64) for name, value in values.items() if value is not None}
-        return cls.from_state({**config, **configs}, tensors | own)
-
-    def with_estimate(self, estimate: KernelModel) -> Self:
-        """Return the model with another kernel estimate."""
-        own = {name: tensor for name, tensor in self.state_dict().items() if "." not in name}
-        parts = {"estimate": estimate, "network": self.network, "refit": self.refit, "head": self.head}
-        return self.of(own, parts, **self.config)
-
-    def with_support(self, support: SortedSupport) -> Self:
-        """Return the model with other samples, without a reference of the evidence."""
-        log_scale = support.log_mean_scale if len(support) else 0.0
-        changed = self.with_estimate(self.estimate.with_support(support))
-        return changed.changed({"log_scale": torch.full_like(self.log_scale, log_scale)})
-
-    def entries_per_row(self) -> int:
-        """Return the number of class sums of a row."""
-        return self.estimate.entries_per_row()
-
-    def prepare(self) -> None:
-        """Compute what predictions share, before they are traced."""
-        self.estimate.prepare()
-
-
 class LinearHead(CalibrationModel):
     """Logits as a linear function of embeddings: z = W·x + b."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __init__(self, *, n_features: int, n_classes: int, has_bias: bool) -> None:
-        super().__init__(n_features=n_features, n_classes=n_classes, has_bias=has_bias)
-        self.declare(weight=(n_classes, n_features))
-        self.declare_if(has_bias, bias=(n_classes,))
+    weight: torch.Tensor = buffer("n_classes", "n_features")
+    bias: torch.Tensor | None = buffer("n_classes", optional=True)
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits, (n, n_classes), in the precision and on the device of the embeddings, (n, h)."""
@@ -240,7 +71,7 @@ class LinearHead(CalibrationModel):
         return nn.functional.linear(embeddings, self.weight.to(embeddings), bias)
 
     @classmethod
-    def of(cls, head: Any, n_features: int) -> Self:
+    def from_layer(cls, head: Any, n_features: int) -> Self:
         """Return a copy of a layer or a pair of arrays; one output, the log-odds of two classes, becomes two."""
         is_layer = getattr(type(head), "forward", None) in LINEAR_FORWARDS
         if not is_layer and not (isinstance(head, tuple | list) and len(head) == 2):
@@ -259,8 +90,89 @@ class LinearHead(CalibrationModel):
             raise InvalidInputError("head", f"must have finite entries of at most {MAX_MAGNITUDE:g}", got="others")
         if len(parts[0]) == 1:
             parts = [np.concatenate([np.zeros_like(part), part]) for part in parts]
-        made = cls(n_classes=len(parts[0]), n_features=n_features, has_bias=bias is not None)
-        return made.fill(**dict(zip(("weight", "bias"), parts, strict=False)))
+        return cls(**dict(zip(("weight", "bias"), parts, strict=False)))
+
+
+class BlendModel(SupportModel):
+    """The network, its refitted last layer and a kernel estimate over the calibration samples."""
+
+    network: NetworkModel = submodule(NetworkModel.from_state)
+    refit: RidgeModel = submodule(RidgeModel.from_state)
+    head: LinearHead | None = submodule(LinearHead.from_state, optional=True)
+    representation: str = option()
+    has_logits: bool = option()  # whether it was fitted with logits
+    exponents: torch.Tensor = buffer(3)  # w, of network, refit and kernel estimate
+    mixture: torch.Tensor = buffer(4)  # λ, of the pool, network, refit and kernel estimate
+    background: torch.Tensor = buffer()  # β
+    pool_background: torch.Tensor = buffer()  # that of the pool
+    log_scale: torch.Tensor = buffer()  # makes numbers of samples of class sums
+    min_log_prob: torch.Tensor = buffer()  # lowest log-probability of the network for a calibration sample
+    centre: torch.Tensor = buffer("dimension")  # of the calibration points
+    radius: torch.Tensor = buffer()  # of the ball around it that holds them: the refit does not extrapolate beyond
+    loss: torch.Tensor = buffer()  # out-of-fold log-loss of the blend
+    network_loss: torch.Tensor = buffer()  # that of the network alone
+
+    def log_probs(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), for the class frequencies of deployment."""
+        experts = self.experts(sums, points, rows, logits)
+        log_probs = self.mixed(experts).masked_fill(experts.excluded, -torch.inf)
+        if self.prior is not None:
+            log_probs = log_probs + (self.prior / self.frequencies).log().to(log_probs)
+        return torch.log_softmax(log_probs, dim=1)
+
+    def attribute(
+        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
+    ) -> dict[str, Any]:
+        """Return the shares of samples, network and refitted layer in the probabilities ``probs`` of rows."""
+        return attribute_blend(self, as_embeddings(embeddings), logits, probs, k)
+
+    def experts(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> Experts:
+        """Return the experts of class sums, points, embeddings and logits, which a head computes or are None."""
+        counts = sums.counts(self.log_scale)[0]
+        log_probs = torch.zeros_like(counts)
+        if self.has_logits:
+            scores = required(logits, "logits") if self.head is None else self.head(rows)
+            log_probs = to_log_probs(unchecked_logits(scores, self.representation), self.representation).to(counts)
+        # A linear map would carry a value far below all calibration samples over to other classes.
+        bounded = log_probs.clamp_min(self.min_log_prob)
+        network = self.network.probs(bounded).clamp_min(MIN_PROB)
+        refit = self.refit.log_probs(self.inside(points.to(counts)), bounded).clamp_min(log(MIN_PROB))
+        pooled = torch.stack([network.log(), refit, log_estimate(counts, network, self.pool_background)])
+        estimate = log_estimate(counts, network, self.background)
+        masked_below = (MASK_FACTOR * self.min_log_prob).clamp_max(MASKED_BELOW)
+        return Experts(pooled, estimate, counts, log_probs < masked_below)
+
+    def inside(self, points: torch.Tensor) -> torch.Tensor:
+        """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
+        offsets = points - self.centre.to(points)
+        lengths: torch.Tensor = torch.linalg.vector_norm(offsets, dim=1, keepdim=True)
+        lengths = lengths.clamp_min(torch.finfo(points.dtype).tiny)
+        return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
+
+    def mixed(self, experts: Experts) -> torch.Tensor:
+        """Return the logarithm of the mixture, (n, n_classes)."""
+        parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
+        return torch.logsumexp(parts + self.mixture.log().to(parts)[:, None, None], dim=0)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Exponent of each expert in the pool, by name."""
+        return dict(zip(EXPERTS, self.exponents.tolist(), strict=True))
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the pool and of each expert in the prediction, by name."""
+        return dict(zip(("pool", *EXPERTS), self.mixture.tolist(), strict=True))
+
+    def with_support(self, support: SortedSupport) -> Self:
+        """Return the model with other samples, without a reference of the evidence."""
+        log_scale = support.log_mean_scale if len(support) else 0.0
+        estimate = self.estimate.with_support(support)
+        return self.changed(estimate=estimate, log_scale=torch.full_like(self.log_scale, log_scale))
 
 
 def log_estimate(counts: torch.Tensor, network: torch.Tensor, background: float | torch.Tensor) -> torch.Tensor:

@@ -16,18 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from kcal.calibrators.base import CalibrationModel
+from kcal.calibrators.base import CalibrationModel, buffer
 from kcal.calibrators.temperature_prior import fit_temperature, penalty_and_slope
-
-Index = NDArray[np.int64]
 
 LOG_TEMPERATURES = torch.linspace(-2.05, 2.05, 81, dtype=torch.float64)
 """Values of log T that are averaged over, around the most probable one."""
 STRENGTHS = torch.tensor([0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 1e9], dtype=torch.float64)
 """Values of a; with the last one every factor is 1."""
-NEGLIGIBLE = 1e-4
+NEGLIGIBLE_WEIGHT = 1e-4
 """Posterior weight below which a temperature or a strength is left out."""
 IMPOSSIBLE = -50.0
 """Logarithm of the posterior, relative to the most probable temperature, below which none is looked at further out."""
@@ -52,15 +49,10 @@ class OtherSamples:
 class NetworkModel(CalibrationModel):
     """f: the average over temperatures and over factors of the classes."""
 
-    temperatures: torch.Tensor
-    temperature_weights: torch.Tensor  # u
-    factors: torch.Tensor  # c, (n_strengths, n_classes)
-    factor_weights: torch.Tensor  # v
-
-    def __init__(self, *, n_temperatures: int, n_strengths: int, n_classes: int) -> None:
-        super().__init__(n_temperatures=n_temperatures, n_strengths=n_strengths, n_classes=n_classes)
-        self.declare(temperatures=(n_temperatures,), temperature_weights=(n_temperatures,))
-        self.declare(factors=(n_strengths, n_classes), factor_weights=(n_strengths,))
+    temperatures: torch.Tensor = buffer("n_temperatures")
+    temperature_weights: torch.Tensor = buffer("n_temperatures")  # u
+    factors: torch.Tensor = buffer("n_strengths", "n_classes")  # c
+    factor_weights: torch.Tensor = buffer("n_strengths")  # v
 
     @property
     def temperature(self) -> float:
@@ -109,7 +101,7 @@ def fit_network(
     log_temperatures, prior = log_temperatures[places], prior[places]
     posterior = torch.softmax(others.weights @ own + prior, dim=0)
     of_others = torch.softmax(others.sums(own, torch.arange(len(codes))) + prior, dim=1)
-    kept = (posterior > NEGLIGIBLE) | (of_others.amax(dim=0) > 10 * NEGLIGIBLE)
+    kept = (posterior > NEGLIGIBLE_WEIGHT) | (of_others.amax(dim=0) > 10 * NEGLIGIBLE_WEIGHT)
     temperatures, weights = log_temperatures.exp()[kept], as_shares(posterior[None, kept])
     scaled = average_temperatures(log_probs, temperatures, as_shares(of_others[:, kept]))
 
@@ -121,11 +113,10 @@ def fit_network(
     losses = own_probs.clamp_min(torch.finfo(torch.float64).tiny).log() @ others.weights[index]
     posterior = torch.softmax(losses * (len(codes) / len(index)), dim=0)
     out_of_fold = average_factors(chosen, factors, posterior[None])
-    kept = posterior > NEGLIGIBLE
+    kept = posterior > NEGLIGIBLE_WEIGHT
     totals = [others.weights @ values for values in (counted, scaled)]
     of_all = (totals[0] + STRENGTHS[kept, None]) / (totals[1] + STRENGTHS[kept, None])
-    sizes = {"n_temperatures": len(temperatures), "n_strengths": len(of_all), "n_classes": log_probs.shape[1]}
-    model = NetworkModel(**sizes).fill(
+    model = NetworkModel(
         temperatures=temperatures,
         temperature_weights=weights[0],
         factors=of_all,

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-Floats = NDArray[np.float64]
+from kcal.samples import Floats
 
 SPREAD = 0.25
 """Prior standard deviation of the exponents."""

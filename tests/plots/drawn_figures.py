@@ -1,4 +1,4 @@
-"""What pictures hold, for tests of their structure."""
+"""What figures hold, for tests of their structure."""
 
 import io
 
@@ -7,10 +7,10 @@ from matplotlib.colors import same_color
 
 
 def rendered(figure):
-    """The picture as PNG: drawing everything must not fail or warn."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=40)
-    return picture.getvalue()
+    """The figure as PNG: drawing everything must not fail or warn."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=40)
+    return image.getvalue()
 
 
 def bars(ax, colour):
@@ -31,7 +31,7 @@ def overconfident(n_samples, n_classes, seed=0):
 
 
 def boxes_inside(figure, artists):
-    """Whether all of these lie within the picture, so that nothing is cut."""
+    """Whether all of these lie within the figure, so that nothing is cut."""
     figure.draw_without_rendering()
     edges = figure.bbox.padded(1)
     boxes = [artist.get_window_extent() for artist in artists]
