@@ -45,13 +45,13 @@ class Running:
 def running(path: Path, **options: Any) -> Iterator[Running]:
     """Run a server in a thread until the block ends."""
     settings = Settings(path, **{**options, "port": 0})
-    server = Server(settings)
-    with closing(listen(settings.host, 0)) as listener:
+    with closing(listen(settings.host, 0)) as listener, Service(settings) as service:
+        server = Server(service)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            wait_until(lambda: server.started and server.service.is_ready)
-            yield Running(address_of(listener), server.service)
+            wait_until(lambda: server.started and service.is_ready)
+            yield Running(address_of(listener), service)
         finally:
             server.should_exit = True
             thread.join()
@@ -78,15 +78,13 @@ class Client(httpx.AsyncClient):
 @asynccontextmanager
 async def in_process(path: Path, **options: Any) -> AsyncIterator[tuple[Client, Service]]:
     """Yield a client of an application that runs in this loop, and its service."""
-    service = Service(Settings(path, **options))
-    app = make_app(service)
-    async with app.router.lifespan_context(app):
-        while not service.is_ready:
-            assert not service.errors, service.errors
-            await asyncio.sleep(0.005)
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with Client(transport=transport, base_url="http://127.0.0.1") as client:
-            yield client, service
+    with Service(Settings(path, **options)) as service:
+        assert service.is_ready, service.errors
+        app = make_app(service)
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+            async with Client(transport=transport, base_url="http://127.0.0.1") as client:
+                yield client, service
 
 
 def used_ids(service: Service) -> set[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -27,9 +30,22 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+class Served(NamedTuple):
+    """A process with the service."""
+
+    address: str  # of gRPC
+    url: str
+    pid: int
+
+    def peak_memory(self) -> int:
+        """Return the largest memory of the process so far, in MB."""
+        lines = Path(f"/proc/{self.pid}/status").read_text(encoding="utf-8").splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
+
+
 @contextmanager
-def served(model: Path, *words: str) -> Iterator[str]:
-    """Serve a model in a process; yield the address of gRPC when it is ready."""
+def served(model: Path, *words: str) -> Iterator[Served]:
+    """Serve a model in a process; yield its addresses when it is ready."""
     ports = [str(free_port()), str(free_port())]
     command = [sys.executable, "-m", "kcal", "serve", str(model), "--port", ports[0], "--grpc-port", ports[1], *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -37,18 +53,23 @@ def served(model: Path, *words: str) -> Iterator[str]:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            url = f"http://127.0.0.1:{ports[0]}/readyz"
-            wait_until(lambda: httpx.get(url, timeout=PATIENCE).status_code == 200)
-            yield f"127.0.0.1:{ports[1]}"
+            url = f"http://127.0.0.1:{ports[0]}"
+            wait_until(lambda: httpx.get(f"{url}/readyz", timeout=PATIENCE).status_code == 200)
+            yield Served(f"127.0.0.1:{ports[1]}", url, process.pid)
         finally:
             process.terminate()
     assert process.returncode == 0
 
 
 @pytest.fixture(scope="module")
-def address(animals, tmp_path_factory) -> Iterator[str]:
+def process(animals, tmp_path_factory) -> Iterator[Served]:
     with served(save(animals, tmp_path_factory.mktemp("grpc") / "animals.kcal")) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def address(process) -> str:
+    return process.address
 
 
 @pytest.fixture
@@ -109,10 +130,28 @@ def test_bytes_that_are_no_message_are_refused(address):
     import grpc
 
     with grpc.insecure_channel(address) as channel:
-        for name in ("ModelInfer", "ServerLive", "ModelMetadata"):
+        for name in ("ModelInfer", "ServerMetadata", "ModelMetadata"):
             method = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")
             with pytest.raises(grpc.RpcError) as error:
                 method(b"\xff" * 9)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_requests_of_many_parts_are_refused(address):
+    import grpc
+    from tritonclient.grpc import service_pb2
+
+    parameters = {f"p{number}": service_pb2.InferParameter(int64_param=1) for number in range(100)}
+    requests = [
+        b"\x2a\x00" * 10**6,  # inputs
+        b"\x3a\x00" * 10**6,  # raw contents
+        b"\x2a\x80\x80",
+        service_pb2.ModelInferRequest(model_name="animals", parameters=parameters).SerializeToString(),
+    ]
+    with grpc.insecure_channel(address) as channel:
+        for content in requests:
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(content)
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -134,7 +173,7 @@ def test_tokens_are_those_of_http(animals, tmp_path):
     file, path = tmp_path / "tokens.json", save(animals, tmp_path / "animals.kcal")
     tokens = {scope: create_token(file, scope, [scope]) for scope in ("predict", "metrics")}
     row = [tensor("embeddings", np.zeros((1, 6), dtype=np.float32))]
-    with served(path, "--tokens", str(file)) as address, triton.InferenceServerClient(address) as client:
+    with served(path, "--tokens", str(file)) as process, triton.InferenceServerClient(process.address) as client:
         assert client.is_server_live()
         for headers, code in (({}, "UNAUTHENTICATED"), (bearer("wrong"), "UNAUTHENTICATED"),
                               (bearer(tokens["metrics"]), "PERMISSION_DENIED")):  # fmt: skip
@@ -143,6 +182,98 @@ def test_tokens_are_those_of_http(animals, tmp_path):
             assert code in error.value.status()
         answer = client.infer("animals", row, headers=bearer(tokens["predict"]))
         assert answer.as_numpy("probabilities").shape == (1, 3)
+
+
+def test_long_errors_reach_the_client(client):
+    with pytest.raises(InferenceServerException) as error:
+        client.infer("é" * 20_000, [tensor("embeddings", np.zeros((1, 6), dtype=np.float32))])
+    assert "NOT_FOUND" in error.value.status()
+    assert 100 < len(error.value.message()) <= 500
+
+
+def test_order_of_the_classes_is_in_the_configuration(client):
+    found = client.get_model_config("animals").config
+    assert found.name == "animals"
+    assert json.loads(found.parameters["classes"].string_value) == ["cat", "dog", "owl"]
+
+
+def test_requests_are_counted_by_method_and_status(client, process):
+    def count(status: str) -> float:
+        name = f'kcal_requests_total{{endpoint="ModelInfer",status="{status}"}} '
+        lines = httpx.get(f"{process.url}/metrics", timeout=PATIENCE).text.splitlines()
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = {status: count(status) for status in ("OK", "NOT_FOUND")}
+    row = [tensor("embeddings", np.zeros((1, 6), dtype=np.float32))]
+    client.infer("animals", row)
+    for _ in range(2):
+        with pytest.raises(InferenceServerException):
+            client.infer("nothing", row)
+    assert count("OK") == before["OK"] + 1
+    assert count("NOT_FOUND") == before["NOT_FOUND"] + 2
+
+
+# Size
+
+
+def test_compressed_requests_are_refused_before_they_are_expanded(address, process):
+    import grpc
+
+    before = process.peak_memory()
+    content = bytes(60 * 2**20)
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(address, options=options, compression=grpc.Compression.Gzip) as channel:
+        for name in ("ServerLive", "ModelInfer"):
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(content)
+            assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert process.peak_memory() < before + 100
+
+
+def test_typed_contents_have_the_limit_of_json_and_do_not_stop_other_requests(address, process):
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    def request(n_values: int) -> service_pb2.ModelInferRequest:
+        content = service_pb2.ModelInferRequest(model_name="animals")
+        given = content.inputs.add(name="embeddings", datatype="BOOL", shape=[1, n_values])
+        given.contents.ParseFromString(b"\x0a" + varint(n_values) + b"\x01" * n_values)
+        return content
+
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(address, options=options) as channel:
+        infer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+        before, codes = process.peak_memory(), []
+        for n_values in (40 * 2**20, 15 * 2**20):  # the limit is 16 MiB
+            waits, answer = list[float](), infer.future(request(n_values))
+            while not answer.done():
+                start = time.monotonic()
+                assert httpx.get(f"{process.url}/healthz", timeout=PATIENCE).status_code == 200
+                waits.append(time.monotonic() - start)
+            codes.append(answer.code().name)
+    assert codes == ["RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"]  # the second is read: it has the wrong shape
+    assert max(waits) < sum(waits) / 2  # other requests are answered all the time
+    assert process.peak_memory() < before + 500
+
+
+def test_no_request_is_read_without_a_token(animals, tmp_path):
+    import grpc
+
+    create_token(tmp_path / "tokens.json", "ward", ["predict"])
+    path, content = save(animals, tmp_path / "animals.kcal"), bytes(60 * 2**20)
+    options = [("grpc.max_send_message_length", -1)]
+    with served(path, "--tokens", str(tmp_path / "tokens.json")) as process:
+        before = process.peak_memory()
+        with grpc.insecure_channel(process.address, options=options) as channel:
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(content)
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(content) == b"\x08\x01"
+        assert process.peak_memory() < before + 30
+
+
+def varint(value: int) -> bytes:
+    return bytes([*((value >> 7 * k & 127) | 128 for k in range(3)), value >> 21])
 
 
 def bearer(token: str) -> dict[str, str]:

@@ -6,7 +6,11 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +20,7 @@ import httpx
 import numpy as np
 from running_service import PATIENCE, wait_until
 
+from kcal import KCal, save
 from kcal.persistence import CalibrationStore
 from kcal.serving.app import serve
 from kcal.serving.service import Settings
@@ -99,3 +104,77 @@ def test_signal_to_stop_lets_requests_in_flight_finish(path, problem, tmp_path):
         assert answers[0].status_code == 200
         assert len(answers[0].json()["probabilities"]) == len(x)
     assert (tmp_path / "feedback.db.monitor.json").exists()
+
+
+ENDLESS_SEARCH = """
+import sys
+import torch
+from kcal import KCal
+from kcal.cli import main
+
+refresh = KCal.refresh
+
+def search_for_ever(self, *, search=True):
+    if search:
+        print("searching", flush=True)
+    while search:
+        torch.linalg.svd(torch.ones(200, 200))
+    return refresh(self, search=False)
+
+KCal.refresh = search_for_ever
+sys.argv = ["kcal", "serve", *sys.argv[1:]]
+main()
+"""
+
+
+def test_signal_to_stop_ends_the_service_while_a_search_runs(problem, tmp_path):
+    labels = [("cat", "dog", "owl")[label] for label in problem.labels]
+    model = KCal(projection="identity").fit(problem.embeddings, labels)
+    path, store = save(model, tmp_path / "animals.kcal"), tmp_path / "feedback.db"
+    command = [sys.executable, "-c", ENDLESS_SEARCH, str(path), "--port", "0", "--store", str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        watchdog = threading.Timer(PATIENCE, process.kill)
+        watchdog.start()
+        try:
+            url = process.stdout.readline().split()[-1]
+            rows = [{"id": f"new-{k}", "label": "owl", "embeddings": [0.01 * k] * 6} for k in range(300)]
+            httpx.post(f"{url}/predict", json={"ids": ["seen"], "embeddings": [[0.5] * 6]}, timeout=PATIENCE)
+            given = [*rows, {"id": "seen", "label": "cat"}]
+            answer = httpx.post(f"{url}/v2/models/animals/feedback", json=given, timeout=PATIENCE)
+            assert answer.json()["accepted"] == 301
+            assert process.stdout.readline() == "searching\n"
+            start = time.monotonic()
+            process.terminate()
+            assert process.wait(PATIENCE) == 0
+            assert time.monotonic() - start < 15
+            assert not process.stderr.read()
+        finally:
+            watchdog.cancel()
+            process.kill()
+    with CalibrationStore(store) as opened:
+        assert len(set(opened.ids())) == 301
+    assert '"seen"' in (tmp_path / "feedback.db.monitor.json").read_text()
+
+
+def test_request_that_comes_before_the_models_are_loaded_waits(path):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port = one.getsockname()[1]
+    process = CONTEXT.Process(target=serve, args=(Settings(path, port=port),))
+    process.start()
+    try:
+
+        def connected() -> socket.socket | None:
+            try:
+                return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+            except ConnectionRefusedError:
+                return None
+
+        while (early := connected()) is None:
+            time.sleep(0.001)
+        with early:
+            early.sendall(b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert early.recv(100).startswith(b"HTTP/1.1 200")
+    finally:
+        process.terminate()
+        process.join()
+    assert process.exitcode == 0

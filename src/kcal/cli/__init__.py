@@ -115,7 +115,7 @@ app.callback(**_help(kcal))(kcal)
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:
         app.command(cls=Command, rich_help_panel=_panel, **_help(_command))(_command)
-token = typer.Typer(rich_markup_mode="rich", help="Make, list and revoke the tokens of a service.")
+token = typer.Typer(cls=CommandGroup, rich_markup_mode="rich", help="Make, list and revoke the tokens of a service.")
 for _command in (token_create, token_list, token_revoke):
     token.command(_command.__name__.removeprefix("token_"), cls=Command, **_help(_command))(_command)
 app.add_typer(token, name="token", rich_help_panel="Deploy")

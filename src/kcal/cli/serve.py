@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from importlib.util import find_spec
 
 import typer
@@ -30,7 +32,7 @@ def serve(model: options.Served, **shared: options.Shared) -> None:
     from kcal.errors import MissingExtraError
 
     packages = {"grpc": "grpc"} if shared["grpc_port"] is not None else {}
-    packages |= dict.fromkeys(("fastapi", "jinja2", "prometheus_client", "uvicorn"), "serve")
+    packages |= dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "serve")
     for name, extra in packages.items():
         if find_spec(name) is None:
             message = f"The service needs {name}, which is not installed. Run: pip install 'kcal[{extra}]'"
@@ -54,7 +56,10 @@ def serve(model: options.Served, **shared: options.Shared) -> None:
     def show(address: str) -> None:
         console().print(shown(f"{model} at {address}"), soft_wrap=True)
 
-    app.serve(settings, None if quiet else show)
+    if app.serve(settings, None if quiet else show):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a search goes on in a thread, which the interpreter would wait for
 
 
 @options.takes(options.OUTPUT)
@@ -72,7 +77,9 @@ def token_create(
     from kcal.serving.tokens import create_token
 
     made = create_token(file, name, scope)
-    return Result({"name": name, "scopes": scope, "token": made}, lambda: typer.echo(made))
+    if shared["json_file"] != "-":
+        typer.echo(made)  # with --quiet, too: it can be shown only now
+    return Result({"name": name, "scopes": scope, "token": made}, lambda: None)
 
 
 @options.takes(options.OUTPUT)
@@ -81,7 +88,7 @@ def token_list(file: options.TokenFile, **shared: options.Shared) -> Result:
     from kcal.serving.tokens import read_tokens
 
     records = [{"name": one.name, "scopes": list(one.scopes), "created": one.created} for one in read_tokens(file)]
-    lines = [f"{one['name']}: {', '.join(one['scopes'])}; made {one['created']}" for one in records]
+    lines = [f"{one['name']}: {', '.join(one['scopes'])}; made {one['created']}" for one in records] or ["no tokens"]
     return Result(records, lambda: console().print("\n".join(map(shown, lines)), soft_wrap=True))
 
 

@@ -14,14 +14,8 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
-from kcal.errors import MissingExtraError
-
-try:
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-except ModuleNotFoundError as error:
-    message = "kcal.report needs jinja2, which is not installed. Run: pip install 'kcal[plots]'"
-    raise MissingExtraError(message) from error
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 __all__ = ["Markup", "count", "name", "number", "percent", "points", "readable", "render"]
 

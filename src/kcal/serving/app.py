@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version as package_version
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response, Security
@@ -21,13 +22,13 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBasic, HTTPBearer, SecurityScopes
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kcal.errors import InvalidInputError, KcalError, printable
+from kcal.errors import InvalidInputError
 from kcal.serving.dashboard import render_dashboard, style_policy
 from kcal.serving.grpc import serve_grpc
 from kcal.serving.learning import FeedbackRecords
@@ -36,24 +37,20 @@ from kcal.serving.protocol import (
     HEADER_LENGTH,
     InferenceRequest,
     PrintableName,
-    busy,
     describe,
     encode_response,
+    error_text,
     parse,
-    read_ids,
     read_tensors,
+    run_sized,
     split_body,
+    too_large,
 )
-from kcal.serving.service import ANY_SCOPE, LOCAL_HOSTS, ServedModel, Service, Settings
-
-Result = TypeVar("Result")
+from kcal.serving.service import ANY_SCOPE, ServedModel, Service, Settings
 
 EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
-LARGE_BODY = 2**17
-"""Bodies of more bytes are parsed in a thread: other requests go on."""
-MAX_BODIES = 8
-"""Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
-MAX_MESSAGE_LENGTH = 500
+LOCAL_ADDRESS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?", re.ASCII | re.IGNORECASE)
+"""Hosts of requests without tokens: a web page must not reach the service through a name of its own."""
 GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
 SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -126,31 +123,32 @@ class PredictRequest(BaseModel):
     explanation_samples: Annotated[int, Field(ge=1, le=100)] = 5
 
 
+class Rejection(BaseModel):
+    """Why a request is rejected."""
+
+    error: str
+
+
+REJECTIONS: dict[int | str, Any] = {status: {"model": Rejection} for status in (400, 401, 403, 404, 413, 422, 503)}
+
+
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """Return the description of a JSON body, for OpenAPI."""
     schema = {"$id": model.__name__, **model.model_json_schema()}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def too_large(limit: int) -> HTTPException:
-    """Return the error for a body above the limit."""
-    return HTTPException(413, f"the body must have at most {limit} bytes")
-
-
-async def read_body(request: Request, read: Callable[[bytes, int], Result]) -> Result:
-    """Return what ``read`` makes of the body, after the request was authorized; in a thread if it is large."""
+async def read_body(request: Request) -> bytes:
+    """Return the body, after the request was authorized."""
     settings, length = the_service(request).settings, request.headers.get("content-length", "0")
     if not length.isdecimal() or len(length) > 18 or int(length) > settings.max_body:
         raise too_large(settings.max_body)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "the body must not be compressed")
     try:
-        body, max_json = await request.body(), settings.max_json
+        return await request.body()
     except ClientDisconnect:
         raise HTTPException(400, "the client left before its body was complete") from None
-    if len(body) > LARGE_BODY:
-        return await run_in_threadpool(read, body, max_json)
-    return read(body, max_json)
 
 
 # Predictions
@@ -178,23 +176,15 @@ predictions = APIRouter(route_class=Direct, dependencies=needs("predict"))
 @predictions.post("/v2/models/{name}/versions/1/infer", openapi_extra=json_body(InferenceRequest))
 async def infer(request: Request, name: str) -> Response:
     """Predict; the body is JSON, with binary tensors after it if the header says how long the JSON is."""
-    model = the_model(request, name)
-    predictor = model.predictor
+    model, max_json = the_model(request, name), the_service(request).settings.max_json
+    body, length = await read_body(request), request.headers.get(HEADER_LENGTH)
 
-    def read(body: bytes, max_json: int) -> tuple[InferenceRequest, list[str] | None, Any]:
-        text, binary = split_body(body, request.headers.get(HEADER_LENGTH))
+    def read() -> tuple[InferenceRequest, dict[str, Any]]:
+        text, binary = split_body(body, length)
         content = parse(InferenceRequest, text, max_json)
-        arrays = read_tensors(content.inputs, binary)
-        return content, read_ids(arrays), predictor.check(arrays)
+        return content, read_tensors(content.inputs, binary)
 
-    content, ids, arrays = await read_body(request, read)
-    wanted = content.wanted(predictor.default_outputs)
-    values = await model.predict(predictor, arrays, list(wanted), ids, content.parameters.explanation_samples)
-    head = {"model_name": model.name, "model_version": "1", **({} if content.id is None else {"id": content.id})}
-    if sum(one.size for one in values.values()) > LARGE_BODY:
-        text, blobs = await run_in_threadpool(encode_response, head, values, wanted)
-    else:
-        text, blobs = encode_response(head, values, wanted)
+    text, blobs = await model.infer(len(body), read, encode_response)
     if not blobs:
         return Response(text, media_type="application/json")
     headers = {HEADER_LENGTH: str(len(text))}
@@ -206,13 +196,15 @@ async def predict(request: Request) -> Response:
     """Predict from plain JSON."""
     service = the_service(request)
 
-    def read(body: bytes, max_json: int) -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
-        content = parse(PredictRequest, body, max_json)
+    body = await read_body(request)
+
+    def read() -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
+        content = parse(PredictRequest, body, service.settings.max_json)
         model = service.get(content.model)
         predictor = model.predictor
         return content, model, predictor, predictor.read_lists(content.__pydantic_extra__)
 
-    content, model, predictor, arrays = await read_body(request, read)
+    content, model, predictor, arrays = await run_sized(len(body), read)
     has_evidence = predictor.calibrator.tags.has_evidence if content.evidence is None else content.evidence
     chosen = {"evidence": has_evidence, "explanation": content.explain}
     outputs = ["ids", "labels", "probabilities", *(name for name, is_chosen in chosen.items() if is_chosen)]
@@ -229,11 +221,12 @@ models = APIRouter()
 
 
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
-async def feedback(request: Request, model: Model) -> dict[str, Any]:
+async def feedback(request: Request, service: Served, model: Model) -> dict[str, Any]:
     """Accept labels, corrections and erasures; they are on disk before the response."""
     if model.learner is None:
         raise HTTPException(409, "the service has no store for feedback; start it with --store")
-    records = (await read_body(request, lambda body, limit: parse(FeedbackRecords, body, limit))).root
+    body = await read_body(request)
+    records = (await run_sized(len(body), parse, FeedbackRecords, body, service.settings.max_json)).root
     done = await run_in_threadpool(model.learner.give, records)
     results = [{"id": record.id, "status": status} for record, status in zip(records, done, strict=True)]
     return {"model_name": model.name, "accepted": len(results), "learns": not model.learner.reason, "results": results}
@@ -325,34 +318,31 @@ async def _error_response(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = HTTPException(400, describe(error.errors()))
     assert isinstance(error, StarletteHTTPException)
-    text = printable(str(error.detail).encode("utf-8", "replace").decode())[:MAX_MESSAGE_LENGTH]
-    return JSONResponse({"error": text}, error.status_code, error.headers)
+    return JSONResponse({"error": error_text(error.detail)}, error.status_code, error.headers)
 
 
 class Guard:
-    """The outermost layer: limits of bodies, headers that protect browsers, and counts of requests."""
+    """The outermost layer: the host of requests, limits of bodies, headers for browsers, and counts of requests."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.metrics, self.limit = app, service.metrics, service.settings.max_body
-        self.n_bytes = 0  # of all bodies in memory
+        self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, n_bytes = time.perf_counter(), 500, 0
+        start, status, n_bytes, app = time.perf_counter(), 500, 0, self.app
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # the server drops the body
+        if self.service.tokens is None and not LOCAL_ADDRESS.fullmatch(Headers(scope=scope).get("host", "")):
+            app = JSONResponse({"error": "the header Host must be 127.0.0.1 or localhost; others need tokens"}, 400)
 
         async def receive_limited() -> Message:
             nonlocal n_bytes
             message = await receive()
             size = len(message.get("body", b""))
-            n_bytes, self.n_bytes = n_bytes + size, self.n_bytes + size
-            if n_bytes > self.limit:
-                raise too_large(self.limit)
-            if self.n_bytes > MAX_BODIES * self.limit:
-                raise busy("too many bytes of other requests are waiting; try again later")
+            n_bytes += size
+            self.service.count_bytes(size, n_bytes)
             return message
 
         async def send_protected(message: Message) -> None:
@@ -364,30 +354,33 @@ class Guard:
             await send(message)
 
         try:
-            await self.app(inner, receive_limited, send_protected)
+            await app(inner, receive_limited, send_protected)
         finally:
-            self.n_bytes -= n_bytes
-            endpoint = getattr(inner.get("route"), "name", "other")
-            self.metrics.requests.labels(endpoint, str(status)).inc()
-            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - start)
+            self.service.n_bytes -= n_bytes
+            self.service.metrics.count_request(getattr(inner.get("route"), "name", "other"), str(status), start)
 
 
-def make_app(service: Service, on_failure: Callable[[str], None] | None = None) -> FastAPI:
-    """Return the ASGI application of a service; ``on_failure`` is called if its only model cannot be loaded."""
+def make_app(service: Service) -> FastAPI:
+    """Return the ASGI application of a service whose models are loaded."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(service.run(on_failure))
+        running = asyncio.create_task(service.run())
         try:
             async with serve_grpc(service):
                 yield
         finally:
             service.stop()
             await running
-            await asyncio.to_thread(service.close)
 
-    # the pages of FastAPI load scripts from other hosts; /openapi.json stays
-    app = FastAPI(title="kcal", version=package_version("kcal"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="kcal",
+        version=package_version("kcal"),
+        lifespan=lifespan,
+        responses=REJECTIONS,
+        docs_url=None,  # its pages load scripts from other hosts; /openapi.json stays
+        redoc_url=None,
+    )
     app.router.redirect_slashes = False
     app.state.service = service
     app.include_router(predictions)  # first: they are asked for most
@@ -397,8 +390,6 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
     for kind in (StarletteHTTPException, RequestValidationError):
         app.add_exception_handler(kind, _error_response)
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)
-    if service.tokens is None:  # a web page must not reach the service through a name of its own
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_HOSTS, "[::1]"])
     app.add_middleware(Guard, service=service)
     return app
 
@@ -407,25 +398,17 @@ def make_app(service: Service, on_failure: Callable[[str], None] | None = None) 
 
 
 class Server(uvicorn.Server):
-    """A server that stops if its only model cannot be loaded, and ends with exit code 0.
+    """A server that ends with exit code 0.
 
     Parameters
     ----------
-    settings : Settings
-        What is served, and how.
-
-    Attributes
-    ----------
     service : Service
-        The models, and the options of the service.
-    failure : str
-        Why the server stopped by itself; empty if it did not.
+        The models, which are loaded before the server runs, and the options.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.service, self.failure = Service(settings), ""
+    def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
-            make_app(self.service, self._fail),
+            make_app(service),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -441,22 +424,24 @@ class Server(uvicorn.Server):
         """Stop at a signal; uvicorn's own would end the process by the signal after the last response."""
         self.force_exit, self.should_exit = self.should_exit, True
 
-    def _fail(self, message: str) -> None:
-        self.failure, self.should_exit = message, True
 
-
-def serve(settings: Settings, on_started: Callable[[str], None] | None = None) -> None:
+def serve(settings: Settings, on_started: Callable[[str], None] | None = None) -> bool:
     """Serve until SIGTERM or SIGINT; requests in flight are answered before this returns.
 
-    ``on_started`` is called with the address: from then on requests wait until they are answered.
+    ``on_started`` is called with the address when the models are loaded; clients that come earlier wait. The result
+    tells whether a thread still searches for bandwidths or weights. It cannot be interrupted, and nothing is lost with
+    it: a process that does not want to wait for it ends by ``os._exit``.
     """
-    server = Server(settings)
-    with closing(listen(settings.host, settings.port)) as listener:
-        if on_started is not None:
+    service = Service(settings)
+    server = Server(service)
+    if settings.grpc_port is not None:
+        listen(settings.host, settings.grpc_port, "--grpc-port").close()  # raises if it is taken
+    with closing(listen(settings.host, settings.port)) as listener, server.capture_signals(), service:
+        if on_started is not None and not server.should_exit:
             on_started(address_of(listener))
-        server.run(sockets=[listener])
-    if server.failure:
-        raise KcalError(server.failure)
+        if not server.should_exit:
+            server.run(sockets=[listener])
+    return any(model.is_working for model in service.models.values())
 
 
 def address_of(listener: socket.socket) -> str:
@@ -465,12 +450,12 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, option: str = "--port") -> socket.socket:
     """Return a socket that is bound to an address; raise if it is taken, or not one of this machine."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        remedy = "Pass another --port, or end what listens there." if error.errno == errno.EADDRINUSE else ""
+        remedy = f"Pass another {option}, or end what listens there." if error.errno == errno.EADDRINUSE else ""
         expected = f"must be an address at which this machine can listen ({error.strerror})"
-        raise InvalidInputError("--host and --port", expected, got=f"{host}:{port}", remedy=remedy) from None
+        raise InvalidInputError(f"--host and {option}", expected, got=f"{host}:{port}", remedy=remedy) from None

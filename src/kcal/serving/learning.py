@@ -27,6 +27,8 @@ logger = logging.getLogger("kcal.serving")
 
 SAVE_SECONDS = 60.0
 """How often the record is written, and changes that other programs made in the store are looked for."""
+STOP_SECONDS = 5.0
+"""How long a search may go on when the service stops."""
 Label = str | int | float | bool
 
 
@@ -251,6 +253,8 @@ class Learner:
             copy = deepcopy(calibrator)
         with without_warnings(), threads_for(0):
             copy.refresh()
+            if self._stop.is_set():  # the store is closed, perhaps
+                return
             with self._lock:
                 self._follow()
                 if calibrator is not self._calibrator:  # the file was replaced meanwhile
@@ -276,7 +280,7 @@ class Learner:
                 and not self._stop.is_set()
             ):
                 self._try(self._search)
-            if time.monotonic() - last_save >= SAVE_SECONDS:
+            if time.monotonic() - last_save >= SAVE_SECONDS and not self._stop.is_set():
                 self._try(self._save)
                 last_save = time.monotonic()
 
@@ -298,11 +302,16 @@ class Learner:
         self.error = ""
         return True
 
+    @property
+    def is_working(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
-        """End the thread, save the record, and close the store."""
+        """End the thread, save the record, and close the store; a search that takes long goes on for nothing."""
         self._stop.set()
         self._wake.set()
-        self._thread.join()
+        self._thread.join(STOP_SECONDS)
         self._try(self._save)
         self.store.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,11 @@ class Metrics(Collector):
         self.batch_requests = Histogram("kcal_batch_requests", "Requests of a batch", buckets=SIZES, **of_model)
         self.evidence = Histogram("kcal_evidence", "Evidence of rows, on request", buckets=SHARES, **of_model)
         self.registry.register(self)
+
+    def count_request(self, endpoint: str, status: str, start: float) -> None:
+        """Count a request that came at ``start`` of the performance counter."""
+        self.requests.labels(endpoint, status).inc()
+        self.seconds.labels(endpoint).observe(time.perf_counter() - start)
 
     def count_batch(self, name: str, predictor: Predictor, scores: Scores, n_requests: int) -> None:
         """Count a batch of a model."""

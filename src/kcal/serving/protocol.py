@@ -7,21 +7,29 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import HTTPException
+from fastapi.concurrency import run_in_threadpool
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
+
+from kcal.errors import printable
 
 NUMBERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64", "FP16", "FP32", "FP64")
 TYPES = {name: np.dtype(name.lower().replace("fp", "float")).newbyteorder("<") for name in ("BOOL", *NUMBERS)}
 """Datatypes of fixed size as types of numpy; BYTES are arrays of objects."""
+VALUES = {bool, int, float}
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON before binary data."""
+LARGE_BODY = 2**17
+"""Bytes, or values, above which work on them is done in a thread: other requests go on."""
+MAX_MESSAGE_LENGTH = 500
 Model = TypeVar("Model", bound=BaseModel)
+Result = TypeVar("Result")
 
 
 def bad_request(message: str) -> HTTPException:
@@ -29,9 +37,24 @@ def bad_request(message: str) -> HTTPException:
     return HTTPException(400, message)
 
 
+def too_large(limit: int, what: str = "the body") -> HTTPException:
+    """Return the error for a request above the limit."""
+    return HTTPException(413, f"{what} must have at most {limit} bytes")
+
+
 def busy(message: str, seconds: int = 1) -> HTTPException:
     """Return the error of a service that has too much to do; the client may try again after some seconds."""
     return HTTPException(503, message, {"Retry-After": str(seconds)})
+
+
+def error_text(detail: Any) -> str:
+    """Return the sentence of an error as it is sent: printable, and not long."""
+    return printable(str(detail).encode("utf-8", "replace").decode())[:MAX_MESSAGE_LENGTH]
+
+
+async def run_sized(size: int, function: Callable[..., Result], *args: Any) -> Result:
+    """Call a function of so many bytes or values; in a thread if they are many."""
+    return await run_in_threadpool(function, *args) if size > LARGE_BODY else function(*args)
 
 
 def _check_printable(text: str) -> str:
@@ -61,13 +84,16 @@ class TensorParameters(Message):
 
 
 class RequestedInput(Message):
-    """An input: ``data`` are its elements in row-major order, flat or nested, unless they are binary."""
+    """An input: ``data`` are its elements in row-major order, flat or nested, unless they are binary.
+
+    They are a list or, from gRPC, an array.
+    """
 
     name: Name
     datatype: Annotated[str, Field(pattern="^(BOOL|U?INT(8|16|32|64)|FP(16|32|64)|BYTES)$")]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=2**40)]], Field(min_length=1, max_length=16)]
     parameters: TensorParameters = TensorParameters()
-    data: list[Any] | None = None
+    data: Annotated[Any, WithJsonSchema({"type": "array", "items": {}})] = None
 
 
 class RequestedOutput(Message):
@@ -103,12 +129,17 @@ class InferenceRequest(Message):
         return {name: binary if given is None else given for name, given in names.items()}
 
 
-def parse(model: type[Model], content: bytes | memoryview | dict[str, Any], max_size: int) -> Model:
-    """Return JSON, or its content, as a message; raise if it is too long, not valid JSON, or not such a message."""
+def parse(model: type[Model], content: bytes | memoryview, max_size: int) -> Model:
+    """Return JSON as a message; raise if it is too long, not valid JSON, or not such a message."""
     if len(content) > max_size:
-        raise HTTPException(413, f"JSON must have at most {max_size} bytes")
+        raise too_large(max_size, "JSON")
+    return validated(model.model_validate_json, bytes(content))
+
+
+def validated(validate: Callable[[Any], Result], content: Any) -> Result:
+    """Return what a function of pydantic makes of content; raise if it is not valid."""
     try:
-        return model.model_validate(content) if isinstance(content, dict) else model.model_validate_json(bytes(content))
+        return validate(content)
     except ValidationError as error:
         raise bad_request(describe(error.errors(include_url=False, include_context=False))) from None
 
@@ -163,22 +194,24 @@ def read_ids(arrays: dict[str, NDArray[Any]]) -> list[str] | None:
 
 
 def from_json(name: str, datatype: str, data: Any) -> NDArray[Any]:
-    """Return the array of nested lists; raise if they are ragged, or hold values of another type."""
+    """Return the array of nested lists, or of values in an array; raise if they are ragged, or of another type."""
     wrong = bad_request(f"input {name!r}: data must be a list, flat or nested, of values of {datatype}")
-    if not isinstance(data, list):
+    if not isinstance(data, list | np.ndarray):
         raise wrong
     try:
         if datatype == "BYTES":
             given = np.array(data, dtype=object)
-            return _objects([text.encode() for text in given.flat]).reshape(given.shape)
+            return _objects([text if type(text) is bytes else text.encode() for text in given.flat]).reshape(
+                given.shape
+            )
         kind = TYPES[datatype]
-        if not set(map(type, np.array(data, dtype=object).ravel().tolist())) <= {bool, int, float}:
+        if isinstance(data, list) and not set(map(type, np.array(data, dtype=object).ravel().tolist())) <= VALUES:
             raise wrong  # one long text would give every element its size
-        given = np.array(data)
+        given = np.asarray(data)
         if given.dtype.kind not in {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}[kind.kind]:
             raise wrong
         with np.errstate(over="ignore"):
-            array = given.astype(kind)
+            array = given.astype(kind, copy=False)
     except (ValueError, AttributeError, OverflowError):  # ragged, not text, or beyond every type
         raise wrong from None
     if kind.kind in "iu" and not np.array_equal(array, given):

@@ -9,10 +9,11 @@ import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from fastapi import HTTPException
@@ -22,7 +23,7 @@ from kcal.errors import FileFormatError, InvalidInputError, KcalError, without_w
 from kcal.serving.learning import Learner
 from kcal.serving.metrics import Metrics
 from kcal.serving.predictor import Arrays, Predictor, Scores
-from kcal.serving.protocol import bad_request, busy
+from kcal.serving.protocol import InferenceRequest, Result, bad_request, busy, read_ids, run_sized, too_large
 from kcal.serving.record import Record, Summary
 from kcal.serving.tokens import Token, find_token, read_tokens
 
@@ -35,6 +36,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ANY_SCOPE = ("predict", "feedback", "metrics")
 """Scopes of what every token allows."""
+MAX_BODIES = 8
+"""Bodies of the largest size that are in memory at the same time, at most; or more smaller ones."""
 MAX_EXPLAINED = 256
 """Rows of a request that can be explained."""
 
@@ -244,6 +247,11 @@ class ServedModel:
         """The predictor in use."""
         return self._predictor if self.learner is None else self.learner.predictor
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a thread of the model has not ended."""
+        return self.learner is not None and self.learner.is_working
+
     def replace(self, predictor: Predictor) -> None:
         """Replace the predictor; requests that wait keep the one that they were checked with."""
         self._predictor = predictor
@@ -285,6 +293,36 @@ class ServedModel:
         )
         return response
 
+    async def infer(
+        self,
+        size: int,
+        read: Callable[[], tuple[InferenceRequest, dict[str, NDArray[Any]]]],
+        encode: Callable[[dict[str, Any], dict[str, NDArray[Any]], dict[str, bool]], Result],
+    ) -> Result:
+        """Respond to a request of the protocol.
+
+        Parameters
+        ----------
+        size : int
+            Bytes of the request.
+        read : callable
+            Returns the request and its arrays.
+        encode : callable
+            Returns the response, of the model's name and the like, outputs, and whether each is sent as binary data.
+        """
+        predictor = self.predictor
+
+        def checked() -> tuple[InferenceRequest, list[str] | None, Arrays]:
+            content, arrays = read()
+            ids = read_ids(arrays)
+            return content, ids, predictor.check(arrays)
+
+        content, ids, arrays = await run_sized(size, checked)
+        wanted = content.wanted(predictor.default_outputs)
+        values = await self.predict(predictor, arrays, list(wanted), ids, content.parameters.explanation_samples)
+        head = {"model_name": self.name, "model_version": "1"} | ({} if content.id is None else {"id": content.id})
+        return await run_sized(sum(one.size for one in values.values()), encode, head, values, wanted)
+
     def _run(self, jobs: list[Job]) -> list[Any]:
         """Predict the rows of all jobs at once or, if the model cannot, one job after the other."""
         first, predictor = jobs[0], jobs[0].predictor
@@ -319,6 +357,8 @@ class ServedModel:
 class Service:
     """The models of a file or a folder, and the tokens of clients; both are read again when they change.
 
+    ``with Service(settings)`` loads the models, and closes them at the end.
+
     Parameters
     ----------
     settings : Settings
@@ -332,18 +372,28 @@ class Service:
         self.errors: dict[str, str] = {}
         """Why the latest file of a model was not loaded; the one before it stays in service."""
         self.metrics = Metrics(self)
+        self.n_bytes = 0
+        """Bytes of all requests in memory."""
         self.tokens: list[Token] | None = None if settings.tokens is None else read_tokens(settings.tokens)
-        self.is_loaded = False
-        """Whether all files have been looked at."""
         self._stamps: dict[str, Any] = {}
         self._token_stamp: Any = None
         self._stopping = asyncio.Event()
 
+    def __enter__(self) -> Self:
+        self.refresh()
+        if self.settings.path.is_file() and not self.models:
+            raise KcalError(next(iter(self.errors.values()), f"{self.settings.path} cannot be read."))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Save the records and close the stores; all models at the same time, as each may wait for a search."""
+        with ThreadPoolExecutor(len(self.models) or 1) as pool:
+            list(pool.map(ServedModel.close, self.models.values()))
+
     @property
     def is_ready(self) -> bool:
         """Whether there are models, and none is missing because its file cannot be loaded."""
-        is_complete = self.is_loaded and bool(self.models) and self.errors.keys() <= self.models.keys()
-        return is_complete and not self._stopping.is_set()
+        return bool(self.models) and self.errors.keys() <= self.models.keys() and not self._stopping.is_set()
 
     def get(self, name: str | None) -> ServedModel:
         """Return a model by its name, or the only one."""
@@ -351,8 +401,6 @@ class Service:
             return next(iter(self.models.values()))
         if name in self.models:
             return self.models[name]
-        if not self.is_loaded:
-            raise busy("the models are being loaded")
         names = ", ".join(sorted(self.models))
         raise HTTPException(400 if name is None else 404, f"there is no model {name!r}; the models are {names}")
 
@@ -367,14 +415,16 @@ class Service:
         if not any(token.allows(scope) for scope in scopes):
             raise HTTPException(403, f"the token does not have the scope {scopes[0]}")
 
-    async def run(self, on_failure: Callable[[str], None] | None = None) -> None:
-        """Load the models, and look for changed files until the service stops.
+    def count_bytes(self, n_bytes: int, n_of_request: int) -> None:
+        """Count bytes that came; raise if those of their request, or of all requests in memory, are too many."""
+        self.n_bytes += n_bytes
+        if n_of_request > self.settings.max_body:
+            raise too_large(self.settings.max_body)
+        if self.n_bytes > MAX_BODIES * self.settings.max_body:
+            raise busy("too many bytes of other requests are waiting; try again later")
 
-        ``on_failure`` is called with the reason if the only model cannot be loaded.
-        """
-        await asyncio.to_thread(self.refresh)
-        if self.settings.path.is_file() and self.errors and on_failure is not None:
-            on_failure(next(iter(self.errors.values())))
+    async def run(self) -> None:
+        """Look for changed files until the service stops."""
         while not self._stopping.is_set():
             try:
                 async with asyncio.timeout(self.settings.reload_seconds):
@@ -385,11 +435,6 @@ class Service:
     def stop(self) -> None:
         """Let :meth:`run` return."""
         self._stopping.set()
-
-    def close(self) -> None:
-        """Save the records and close the stores."""
-        for model in self.models.values():
-            model.close()
 
     def refresh(self) -> None:
         """Read the files of models and tokens that are new or changed; drop models whose files are gone."""
@@ -409,7 +454,6 @@ class Service:
                 self.errors.pop(name, None)
                 if name in self.models:
                     self.models.pop(name).close()
-        self.is_loaded = True
 
     def _refresh_tokens(self) -> None:
         path = self.settings.tokens
@@ -448,7 +492,8 @@ class Service:
             is_known = isinstance(error, KcalError | OSError)
             text = str(error) if is_known else f"{path.name} cannot be loaded ({type(error).__name__})."
             self.errors[name] = text.replace(f"{path.parent}/", "")
-            logger.error("%s was not loaded: %s", name, self.errors[name])
+            if model is not None or self.settings.path.is_dir():  # the only model is not served without
+                logger.error("%s was not loaded: %s", name, self.errors[name])
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
