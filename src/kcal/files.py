@@ -12,6 +12,7 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from errno import EACCES
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +48,7 @@ def atomic_path(path: str | os.PathLike[str], *, name: str = "path") -> Iterator
     suffix = target.suffix if len(target.suffix) <= MAX_SUFFIX else ""
     temporary = target.with_name(f".{secrets.token_hex(8)}{suffix}")
     try:
-        _check_target(given, target, name)
+        check_target(given, name)
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
         yield temporary
@@ -84,14 +85,18 @@ def check_path(path: Any, name: str = "path") -> Path:
         raise InvalidInputError(name, "must be in a known home folder if it begins with ~", got=shown(text)) from error
 
 
-def _check_target(given: Path, target: Path, name: str) -> None:
-    """Raise if ``target``, ``given`` with symbolic links followed, cannot be written or replaced."""
+def check_target(path: str | os.PathLike[str], name: str = "path") -> None:
+    """Raise if a file could not be written or replaced; symbolic links are followed."""
+    given = check_path(path, name)
+    target = Path(os.path.realpath(given))
     if target.is_symlink() or (target.exists() and not target.is_file()):
         got = f"the folder {given}" if target.is_dir() else f"{given}, which is not a regular file"
         raise InvalidInputError(name, "must be the name of a file", got=got)
     if not target.parent.is_dir():
         remedy = f"Make the folder {target.parent} first."
         raise InvalidInputError(name, "must be in an existing folder", got=str(given), remedy=remedy)
+    if not os.access(target.parent, os.W_OK):
+        raise PermissionError(EACCES, os.strerror(EACCES), str(given))
 
 
 @contextmanager

@@ -555,6 +555,14 @@ def column_names(table: Any) -> list[str]:
     return [str(name) for name in (getattr(table, "columns", []) if names is None else names)]
 
 
+def check_column_order(table: Any, classes: NDArray[Any]) -> None:
+    """Raise if the columns of a table are called as the classes, but in another order."""
+    names, labels = column_names(table), [str(label) for label in classes.tolist()]
+    if names != labels and sorted(names) == sorted(labels):
+        expected = f"must follow the columns of the table, {', '.join(names[:5])}{', …' if names[5:] else ''}"
+        raise InvalidInputError("classes", expected, got=f"{', '.join(labels[:5])}{', …' if labels[5:] else ''}")
+
+
 def table_classes(table: Any, labels: NDArray[Any], name: str = "y") -> NDArray[Any] | None:
     """Return the classes of the columns of a table, which are their names, if the labels are text; otherwise None.
 

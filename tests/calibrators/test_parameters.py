@@ -28,7 +28,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("dimension", np.array([1, 2])),
         ("projection", np.array([1, 2])),
         *(("bandwidth_interval", value) for value in (("a", "b"), (NAN, 1), (1,))),
-        *(("bandwidth_reference", value) for value in ((1, INFINITY), (1, None), (1,))),
+        *(("bandwidth_reference", value) for value in ((1, INFINITY), (1, None), (1,), (1.4, 300))),
         ("bandwidth_exponent", 0.5),
         *(("prior", value) for value in (["a", "b", "c"], {0: "a", 1: "b", 2: "c"}, [[1], [1, 2]])),
     ],

@@ -86,7 +86,10 @@ def test_the_summary_names_columns_and_results_and_is_json(run, tmp_path):
         assert text in output
     figures = json.loads(run("fit", "data.csv", "-o", "m.kcal", *TABLE, "--json", "-").stdout)
     assert figures["method"] == "kcal-blend"
-    assert figures["labels"] == "column label"
+    assert figures["columns"]["labels"] == ["label"]
+    assert figures["columns"]["logits"] == [f"z_{name}" for name in ANIMALS]
+    assert (figures["classes"], figures["samples"], figures["file"]) == (ANIMALS.tolist(), 90, "m.kcal")
+    assert figures["results"]["bandwidth"] > 0
     assert run("fit", "data.csv", "-o", "m.kcal", *TABLE, "--quiet").output == ""
 
 
@@ -114,9 +117,9 @@ def test_numbered_labels_without_names_stay_numbers(run):
     assert list(kcal.load("m.kcal").prior) == [0.2, 0.3, 0.5]
 
 
-def test_text_labels_of_unnamed_columns_ask_for_the_option_classes(run):
+def test_text_labels_of_unnamed_columns_ask_for_the_classes(run):
     np.savez("data.npz", **{name: part for name, part in blobs(60, 1).items() if name != "classes"})
-    assert "Pass --classes with the label of every column" in run("fit", "data.npz", "--out", "m.kcal", code=1).stderr
+    assert "Pass classes= with the label of every column" in run("fit", "data.npz", "--out", "m.kcal", code=1).stderr
 
 
 def test_groups_weights_and_ids_reach_the_method(run):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from animals import blobs, write_columns
+from animals import blobs, columns_of, write_columns
 
 import kcal
 from kcal.cli import COMMANDS
@@ -114,10 +114,32 @@ def test_an_output_is_writable_in_an_existing_folder_and_no_input(run, model, te
     assert Path(file).read_bytes() == before
     Path("locked").mkdir()
     monkeypatch.setattr(os, "open", reject)
-    result = run(*words, f"locked/{name}", code=1)
-    assert result.stderr.startswith("error: locked/")
-    assert result.stderr.endswith(": Permission denied.\n")
-    assert "/." not in result.stderr  # the temporary name
+    *_, error = run(*words, f"locked/{name}", code=1).stderr.splitlines()
+    assert error == f"error: locked/{name}: Permission denied."  # not the temporary name
+
+
+TWICE = """\
+fit calibration.npz -m ts -o new.kcal --json new.kcal
+fit calibration.npz -m ts -o new.kcal --json ./sub/../new.kcal
+predict model.kcal test.npz -o new.npz --json new.npz
+predict model.kcal test.npz -o linked.npz --json new.npz
+explain model.kcal test.npz --csv new.csv --json new.csv
+explain model.kcal test.npz --plot new.png --json new.png
+compress model.kcal --size 9 -o new.kcal --json new.kcal
+evaluate model.kcal test.npz --no-intervals --report new --json new/report.html
+task new.npz --train calibration.npz --pool test.npz --json new.npz
+predict model.kcal test.npz --ids other.npz:ids -o other.npz
+demo --out new --json new"""
+
+
+@pytest.mark.parametrize("line", TWICE.splitlines())
+def test_a_file_is_written_once_and_is_no_input(run, model, test_set, line):
+    Path("sub").mkdir()
+    Path("linked.npz").symlink_to("new.npz")
+    Path("other.npz").write_bytes(test_set.read_bytes())
+    before = sorted(path.name for path in Path().iterdir())
+    assert "must not replace an" in run(*line.split(), code=2).stderr
+    assert sorted(path.name for path in Path().iterdir()) == before
 
 
 FORMULAS = np.array(["=1+1", "-dog", "@owl"])
@@ -137,15 +159,36 @@ def test_text_that_a_spreadsheet_would_run_is_marked_in_csv_and_read_back(run):
     assert kcal.read_outputs("p.parquet", logits="p_*").ids.tolist() == found.ids.tolist()
 
 
-def test_tables_without_pyarrow_say_how_to_install_it(run, monkeypatch, model, test_set):
-    Path("data.csv").write_text("label,embedding_0\na,1\nb,2\n")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install 'kcal[tables]'" in run("fit", "data.csv", "-o", "m.kcal", code=1).stderr
-    assert "kcal[tables]" in run("predict", model, test_set, "-o", "p.csv", code=1).stderr
-    assert "kcal[tables]" in run("predict", model, "*.parquet", "-o", "scores", code=1).stderr
-    run("predict", model, test_set, "-o", "p.npz")
+def test_without_pyarrow_csv_works_and_parquet_says_how_to_install_it(run, monkeypatch, model, test_set):
+    write_columns(Path("data.csv"), columns_of(blobs(90, 1)))
+    write_columns(Path("new.csv"), columns_of(blobs(60, 2)))
+    write_columns(Path("data.parquet"), columns_of(blobs(90, 1)))
+    with monkeypatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+            patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, "pyarrow", None)
+        for words in (
+            ("fit", "data.parquet", "-o", "m.kcal"),
+            ("predict", model, test_set, "-o", "p.parquet"),
+            ("predict", model, "*.parquet", "-o", "scores"),
+        ):
+            assert "pip install 'kcal[tables]'" in run(*words, code=1).stderr
+    commands = [
+        ["fit", "data.csv", "-o", "m.kcal", *QUICK, "--embeddings", "e_*"],
+        ["predict", "m.kcal", "new.csv", "-o", "p.csv"],
+        ["explain", "m.kcal", "new.csv", "--row", "1", "--csv", "why.csv"],
+    ]
+    code = f"""
+import sys
+sys.modules["pyarrow"] = None
+from typer.testing import CliRunner
+from kcal.cli import app
+for words in {commands!r}:
+    assert CliRunner().invoke(app, words).exit_code == 0, words
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    expected = kcal.predict_on(kcal.load("m.kcal"), kcal.read_outputs("new.csv", embeddings="e_*"))
+    np.testing.assert_allclose(kcal.read_outputs("p.csv", logits="p_*").logits, expected)
 
 
 WRONG = """\
@@ -157,7 +200,10 @@ fit C -o N.kcal -m nonsense | 2 | --method
 fit C -o N.kcal -m ts --kernel rbf | 2 | --kernel
 fit C -o N.kcal --kernel rbf | 2 | --kernel: parameters of method kcal-blend
 fit C -o N.kcal -m kcal --dimension many | 2 | --dimension
-fit C -o N.kcal -m kcal --projection identity --bandwidth rule | 2 | --bandwidth-reference
+fit C -o N.kcal -m kcal --projection identity --bandwidth rule | 2 | --bandwidth "rule" needs bandwidth_reference
+fit C -o N.kcal -m kcal --projection identity --bandwidth-reference 1,300 | 2 | --bandwidth-reference
+fit C -o N.kcal -m kcal --projection identity --set bandwidth=1 --set folds=5 | 2 | --set folds has no effect
+fit C -o N.kcal -m kcal --set projection=identity --set dimension=2 | 2 | --set dimension
 fit C -o N.kcal -m kcal --projection identity --bandwidth rule --bandwidth-reference 1,inf | 2 | --bandwidth-reference
 fit C -o N.kcal -m kcal --projection identity --bandwidth 1 --folds 5 | 2 | --folds
 fit C -o N.kcal -m kcal --projection identity --folds 1000 | 2 | --folds
@@ -205,8 +251,13 @@ evaluate M T --report M | 2 | --report
 evaluate M unknown.npz | 1 | cow
 compare C T --methods ts,hal | 2 | 'hal' is not one of all, uncal
 compare C T --methods ts,ts | 2 | more than once
+compare C T --methods ts,sms --embeddings embeddings | 2 | --embeddings would have no effect
 compare C T --methods ts,sms --train C | 2 | --train
-compare bare.npz T --methods ts | 1 | ts: logits
+compare bare.npz T --methods ts | 1 | ts: bare.npz has no logits; it has embeddings, labels. Name them with
+fit columns.csv -o N.kcal | 1 | columns.csv has no embeddings; it has id, label, e_0, e_1, e_2, e_3, e_4, z_cat, …
+fit columns.csv -o N.kcal -m kcal | 1 | columns.csv has no embeddings
+fit columns.csv -o N.kcal -m ts | 1 | columns.csv has no logits
+fit columns.csv -o N.kcal -m knn --embeddings e_* | 1 | columns.csv has no logits
 explain M T --row 60 | 2 | --row must be a row of test.npz, 0 to 59; got 60
 explain M T --row 1 --id x | 2 | --row and --id choose rows in two ways
 explain M T --id nobody | 2 | --id must be an id that test.npz has once; got 'nobody', which it has 0 times
@@ -220,9 +271,11 @@ compress ts.kcal --size 5 -o N.kcal | 1 | no support to compress
 compress M -o N.kcal | 2 | --size or --max-loss-increase
 compress M -o N.kcal --size 2 | 2 | --size
 compress M -o N.kcal --size many | 2 | --size
+compress M -o N.kcal --size nan | 2 | --size must be an integer, or a share of the samples
 compress M -o N.kcal --size 9 --min-cluster-size 0 | 2 | --min-cluster-size
 compress M -o N.kcal --max-loss-increase -1 | 2 | --max-loss-increase
 bench empty | 1 | must be a folder with a task
+bench --out T --methods ts | 2 | --out must be a folder
 bench --methods hal | 2 | 'hal' is not one of all
 bench --splits 0 | 2 | --splits
 bench --address here | 2 | --address
@@ -250,6 +303,7 @@ def test_a_wrong_command_line_is_one_message_that_names_the_option_and_writes_no
     np.savez("unknown.npz", **blobs(60, 2) | {"labels": np.full(60, "cow")})
     write_columns(Path("new.parquet"), {f"e{k}": column for k, column in enumerate(bare["embeddings"].T)})
     kcal.save(kcal.train_projection(bare["embeddings"], bare["labels"]), "projection.kcal")
+    write_columns(Path("columns.csv"), columns_of(blobs(90, 1)))
     Path("foreign.kcal").write_bytes(b"not a model")
     Path("empty").mkdir()
     names = {"C": "calibration.npz", "T": "test.npz", "M": "model.kcal"}

@@ -257,3 +257,44 @@ def test_what_pandas_writes_is_read(tmp_path):
 def test_names_that_are_not_text_raise_by_name(tmp_path, option):
     with pytest.raises(InvalidInputError, match=next(iter(option))):
         read_outputs(write(tmp_path / "a.npz", arrays()), **option)
+
+
+def test_a_csv_file_has_the_numbers_of_its_text(tmp_path):
+    values = np.random.default_rng(0).normal(size=(200, 2)) * 10.0 ** np.linspace(-17, 17, 200)[:, None]
+    path = tmp_path / "a.csv"
+    path.write_text("label,e_0,e_1\n" + "".join(f"None,{a!r},{b!r}\n" for a, b in values.tolist()))
+    found = read_outputs(path, embeddings="e_*")
+    np.testing.assert_allclose(found.embeddings, values, rtol=1e-15, atol=0)
+    assert set(found.labels.tolist()) == {"None"}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("group,a\n1,1\nNA,2\n3,4\n", "none in row 1"),
+        ("label,a\nx,1\nNA,2\n", None),
+        ("label,a\nx,1,2\ny,2,3\n", "cannot be read as csv"),
+        ("label,a\nx,1\ny\n", "NaN at row 1"),
+        ("label,a\nx,0.0\ny,x\n", "column 'a' must be numbers.*got 'x'"),
+        ('label,a\nx,1\n"y,2\n', "cannot be read as csv"),
+        ("", "cannot be read as csv"),
+    ],
+)
+def test_missing_cells_are_not_taken_for_others(tmp_path, content, text):
+    (tmp_path / "a.csv").write_text(content)
+    if text is None:
+        assert read_outputs(tmp_path / "a.csv", embeddings="a").labels.tolist() == ["x", "NA"]
+        return
+    with pytest.raises(kcal.KcalError, match=text):
+        read_outputs(tmp_path / "a.csv", embeddings="a")
+
+
+def test_of_a_parquet_file_only_wanted_columns_are_read_and_not_more_than_it_may_hold(tmp_path):
+    zeros, labels = pa.array(np.zeros(2**20)), pa.array(np.zeros(2**20, np.int8))
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"label": labels} | {f"z{k}": zeros for k in range(80)}), path)
+    assert path.stat().st_size < 2**20
+    found = read_outputs(path, embeddings=None)
+    assert (found.logits, len(found.labels), len(found.available)) == (None, 2**20, 81)
+    with pytest.raises(FileFormatError, match="declares"):
+        read_outputs(path, embeddings="z*")

@@ -22,7 +22,7 @@ SMALL = {
     dimension: {"DIMENSIONS": (2, 4), "REPEATS": 1, "settings": by_row},
     growth: {"SIZES": (60, 120), "MAX_SAMPLES": 120},
     monitoring: {"METHODS": ("ts",), "N_CHUNKS": 3, "CHUNK": 20},
-    online: {"N_SIZES": 2, "SMALLEST": 40},
+    online: {"N_SIZES": 2, "MIN_SIZE": 40},
     sampling: {"RECIPE": FastRecipe(steps=4)},
 }
 """Sizes of studies that are set to smaller ones."""

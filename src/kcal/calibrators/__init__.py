@@ -19,7 +19,7 @@ from kcal.calibrators.one_vs_rest import (
 )
 from kcal.calibrators.online import BandwidthRecord, Updates
 from kcal.calibrators.order_preserving import OrderPreservingCalibration
-from kcal.calibrators.outputs import fit_on, predict_on, train_projection_on, update_on
+from kcal.calibrators.outputs import columns_of_fit, fit_on, in_order_of_fit, predict_on, train_projection_on, update_on
 from kcal.calibrators.refit import LastLayerRefit
 from kcal.calibrators.registry import METHODS, Method, calibrator_from_state, calibrator_state, make_calibrator
 from kcal.calibrators.scaling import (
@@ -71,7 +71,9 @@ __all__ = [
     "VennAbers",
     "calibrator_from_state",
     "calibrator_state",
+    "columns_of_fit",
     "fit_on",
+    "in_order_of_fit",
     "make_calibrator",
     "online_ids",
     "online_samples",

@@ -351,7 +351,7 @@ class Tags:
     takes_logits: bool = False
     """Whether ``fit`` takes the logits of the classifier."""
     needs_logits: bool = False
-    """Whether predictions need them."""
+    """Whether predictions need them; before the fit, whether the fit does."""
     uses_training_set: bool = False
     """Whether ``fit`` learns from the classifier's training set."""
     recipe: Any = None

@@ -210,10 +210,10 @@ def check_target(size: Any, max_loss_increase: Any) -> FindSize:
         raise InvalidInputError("size", expected, remedy="Pass size=0.1, for example.")
     if size is None:
         return partial(select_within, check_number(max_loss_increase, "max_loss_increase", minimum=0))
+    expected = "must be an integer, or a share of the samples above 0 and at most 1"
     if isinstance(size, float | np.floating):
-        expected = "must be an integer, or a share of the samples above 0 and at most 1"
         return partial(select_size, check_number(float(size), "size", minimum=TINY, maximum=1, expected=expected))
-    return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_SUPPORT_SIZE))
+    return partial(select_size, check_integer(size, "size", minimum=1, maximum=MAX_SUPPORT_SIZE, expected=expected))
 
 
 def select_size(size: int | float, trials: SizeTrials) -> SizeTrial:

@@ -712,8 +712,11 @@ def bounded_log_softmax(rows: torch.Tensor) -> torch.Tensor:
 
 def check_bandwidth(bandwidth: Any, reference: Any) -> None:
     """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
-    if isinstance(bandwidth, str) and bandwidth == "rule" and reference is None:
+    is_rule = isinstance(bandwidth, str) and bandwidth == "rule"
+    if is_rule and reference is None:
         raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
+    if reference is not None and not is_rule:
+        raise InvalidInputError("bandwidth_reference", 'has an effect only with bandwidth="rule"', got=shown(reference))
     if not (isinstance(bandwidth, str) and bandwidth in ("cv", "published", "rule")):
         expected = 'must be "cv", "published", "rule" or a positive number'
         check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)

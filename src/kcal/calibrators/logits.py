@@ -42,6 +42,7 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ALMOST_ZERO,
     check_choice,
+    check_column_order,
     check_labels,
     check_matrix,
     check_scores,
@@ -353,6 +354,7 @@ def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[A
         if len(known) != n_columns:
             expected = f"must name every column of the logits ({n_columns})"
             raise InvalidInputError("classes", expected, got=f"{len(known)} classes", remedy=more)
+        check_column_order(table, known)
         return known
     if labels.dtype.kind == "b":
         require_two_columns(n_columns, "y")

@@ -10,7 +10,6 @@ import io
 import re
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +20,7 @@ from kcal.cli.demonstration import demo
 from kcal.cli.evaluate import compare, evaluate
 from kcal.cli.messages import EXIT_CODES, readable_messages
 from kcal.cli.models import compress, export, fit, methods
-from kcal.cli.output import Result, check_writable, finish
+from kcal.cli.output import Result, check_distinct, check_writable, finish
 from kcal.cli.predict import explain, predict
 from kcal.cli.serve import serve, token_create, token_list, token_revoke
 
@@ -69,9 +68,9 @@ class Command(_WithoutTypeOfFlags, TyperCommand):
         options |= {item.name: str(item.metavar) for item in self.params if item.param_type_name == "argument"}
         settings = [text.partition("=")[0].strip() for text in ctx.params.get("settings") or ()]
         json_file, quiet = ctx.params.get("json_file"), ctx.params.get("quiet", False)
-        inputs = [value for value in ctx.params.values() if isinstance(value, Path)]
         with readable_messages(options | {name: f"--set {name}" for name in settings}):
-            check_writable(json_file, inputs=inputs, option="--json")
+            check_distinct(ctx.params, options)
+            check_writable(json_file, option="--json")
             result = super().invoke(ctx)
             if isinstance(result, Result):
                 finish(result, quiet=quiet, json_file=json_file)

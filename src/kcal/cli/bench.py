@@ -11,7 +11,7 @@ from kcal.cli import data as inputs
 from kcal.cli import options
 from kcal.cli.evaluate import parse_methods
 from kcal.cli.messages import check_options
-from kcal.cli.output import Result, check_writable, console, shown_log
+from kcal.cli.output import Result, check_writable, console, make_folder, shown_log
 from kcal.errors import InvalidInputError, printable
 from kcal.progress import show_progress
 
@@ -62,6 +62,7 @@ def bench(
     plan = benchmark.Plan(tuple(names), splits, seed, jobs or joblib.cpu_count())
     if tasks is not None:
         benchmark.check_tasks(tasks)
+    make_folder(out)
     try:
         with show_progress(shared["quiet"]) as progress:
             chosen = [benchmark.example_task()] if tasks is None else benchmark.read_tasks(tasks)
@@ -113,7 +114,7 @@ def task(
     if train is None or pool is None:
         made = read_task(path)
     else:
-        check_writable(path, (".npz",), inputs=tuple(files.values()), option="NAME.npz")
+        check_writable(path, (".npz",), option="NAME.npz")
         parts, names = read_parts(train, pool, shared)
         matrices = {name: shared[name] for name in MATRICES}
         outside = None if out_of_scope is None else inputs.read(out_of_scope, matrices, MATRICES, needs=MATRICES)

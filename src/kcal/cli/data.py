@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +36,22 @@ def read(
     given = {part: name for part in PARTS if (name := options.get(part)) is not None}
     wanted = {part: given.get(part, part) if part in takes else None for part in PARTS}
     outputs = kcal.read_outputs(path, **wanted, classes=parse_classes(options.get("classes")), prefix=prefix)
+    require(outputs, needs, path)
+    return outputs
+
+
+def require(outputs: FileOutputs, needs: Collection[str], path: Path) -> None:
+    """Raise if a file has none of a part that is needed, and say what it has."""
     for part in needs:
         if getattr(outputs, part) is None:
             problem = f"has no {part}; it has {shorten(outputs.available) or 'nothing with a name'}"
             raise InvalidInputError(str(path), problem, remedy=f"Name them with --{part}: an array, columns or a file.")
-    return outputs
+
+
+def needs_to_fit(calibrator: Calibrator) -> tuple[str, ...]:
+    """Return the parts of the calibration set without which a method cannot be fitted."""
+    matrices = ("embeddings", "logits") if calibrator.inputs == "both" else (calibrator.inputs,)
+    return ("labels", *(part for part in matrices if part != "logits" or calibrator.tags.needs_logits))
 
 
 def check_unused(options: Options, takes: Collection[str], by: str = "") -> None:
@@ -98,59 +108,15 @@ def read_training(
     return training
 
 
-def with_names(outputs: FileOutputs) -> FileOutputs:
-    """Return outputs whose embeddings and logits are tables, if their columns have names, for a model to find them."""
-    tables = {}
-    for part in ("embeddings", "logits"):
-        names, matrix = outputs.columns.get(part, ()), getattr(outputs, part)
-        if matrix is not None and len(names) == matrix.shape[1] > 0:
-            tables[part] = kcal.embeddings.read.require_pyarrow().table(list(matrix.T), names=list(names))
-    return replace(outputs, **tables)
-
-
-def parts_to_predict(model: Calibrator) -> dict[str, tuple[str, ...]]:
-    """Return the parts of new data that a fitted model needs, each with the columns that it was fitted on."""
-    parts = {"logits" if model.inputs == "logits" else "embeddings": "feature_names_in_"}
-    parts |= {"logits": "logit_names_in_"} if model.inputs == "both" and model.tags.needs_logits else {}
-    return {part: tuple(map(str, vars(model).get(names, ()))) for part, names in parts.items()}
-
-
 def read_for(
     model: Calibrator, path: Path, options: Options, more: Collection[str] = (), *, needs: Collection[str] = ()
 ) -> FileOutputs:
     """Read data for a fitted model: its columns by name, the logits in the order of its classes."""
-    fitted = parts_to_predict(model)
+    fitted = kcal.calibrators.columns_of_fit(model)
     is_table = path.suffix.lower() in TABLES
     named = {part: names for part, names in fitted.items() if names and is_table and not options.get(part)}
     outputs = read(path, {**options, **named}, {*fitted, *more}, needs=(*fitted, *needs), by=model.method)
-    for part, names in fitted.items():
-        columns = outputs.columns.get(part, ())
-        if columns != names and (order := positions(columns, names)):  # found by a pattern, in another order
-            outputs = replace(outputs, **{part: getattr(outputs, part)[:, order]}, classes=None)
-    return in_order_of(outputs, model.classes_) if "logits" in fitted else outputs
-
-
-def positions(names: Sequence[Any], expected: Sequence[Any]) -> list[int] | None:
-    """Return where the expected names are among others; None if these are not the same names in some order."""
-    texts, wanted = [str(name) for name in names], [str(name) for name in expected]
-    return [texts.index(name) for name in wanted] if sorted(texts) == sorted(wanted) else None
-
-
-def align(matrix: Any, classes: Any, expected: Any) -> Any:
-    """Return the columns of a matrix, one per class, in the order of the expected classes."""
-    order = positions(classes.tolist(), expected.tolist())
-    if order is None:
-        problem = f"must be {shorten(expected.tolist())} in all files and methods"
-        remedy = "List all classes with --classes."
-        raise InvalidInputError("classes", problem, got=shorten(classes.tolist()), remedy=remedy)
-    return matrix[:, order]
-
-
-def in_order_of(outputs: FileOutputs, classes: Any) -> FileOutputs:
-    """Return outputs whose columns of logits follow ``classes``; without names they are taken to do so."""
-    if outputs.classes is None or outputs.logits.shape[1] != len(outputs.classes):
-        return outputs
-    return replace(outputs, logits=align(outputs.logits, outputs.classes, classes), classes=classes)
+    return kcal.calibrators.in_order_of_fit(model, outputs)
 
 
 def check_overlap(model: Calibrator, outputs: FileOutputs, path: Path) -> None:

@@ -58,7 +58,7 @@ def evaluate(
         (not data and no_model, "--logits and --allow-overlap need a MODEL and DATA."),
         (data and probabilities is not None, "--probabilities is for a file of probabilities, without DATA."),
     )
-    check_measuring(shared, (model, data, before))
+    check_measuring(shared)
     takes = {"labels", "weights", *(("ids",) if before else ()), *(() if shared["no_intervals"] else ("groups",))}
     if data is None:
         comparison = read_probabilities(model, probabilities, shared, takes, needs=("labels",))
@@ -89,7 +89,7 @@ def compare(
     [green]kcal compare calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
     names = parse_methods(methods, kcal.METHODS)
-    check_measuring(shared, (calibration, data, train))
+    check_measuring(shared)
     skips = methods.strip() == "all"
     comparison = fit_methods(names, calibration, data, shared, (train, train_labels), skip_failures=skips)
     return measure(comparison, shared, {"calibration": calibration, "data": data})
@@ -121,7 +121,7 @@ def method_title(name: str) -> str:
     return kcal.METHODS[name].title if name in kcal.METHODS else name
 
 
-def check_measuring(shared: Mapping[str, Any], files: tuple[Path | None, ...]) -> None:
+def check_measuring(shared: Mapping[str, Any]) -> None:
     """Raise early for options without effect, and for a report that could not be written after long work."""
     report, useless = shared["report"], ("confidence", "resamples", "seed", "groups")
     given = ", ".join(f"--{name}" for name in useless if shared[name] is not None)
@@ -131,7 +131,7 @@ def check_measuring(shared: Mapping[str, Any], files: tuple[Path | None, ...]) -
     )
     if report is not None:
         import_module("kcal.report")  # raises with the command that installs matplotlib if it is missing
-        check_writable(make_folder(report, "--report") / "report.html", inputs=files, option="--report")
+        check_writable(make_folder(report, "--report") / "report.html", option="--report")
 
 
 def network_probs(outputs: Any, classes: Any, representation: str = "logits") -> dict[str, Any]:
@@ -141,10 +141,16 @@ def network_probs(outputs: Any, classes: Any, representation: str = "logits") ->
     try:
         network = kcal.Uncalibrated(representation=representation)
         network.fit(outputs.logits, outputs.labels, classes=outputs.classes)  # which learns nothing
-        return {"uncal": inputs.align(network.predict_proba(outputs.logits), network.classes_, classes)}
+        return {"uncal": in_order(network.predict_proba(outputs.logits), network.classes_, classes)}
     except InvalidInputError as error:
         warn(f"The network's own probabilities are left out: {error_text(error, {})[0]}", KcalWarning)
         return {}
+
+
+def in_order(probs: Any, classes: Any, expected: Any) -> Any:
+    """Return probabilities (n_samples, n_classes) with the columns of the expected classes, the same in some order."""
+    outputs = kcal.ClassifierOutputs(logits=probs, classes=classes)
+    return kcal.calibrators.outputs.reorder(outputs, "logits", classes=expected).logits
 
 
 def apply_model(model: Path, path: Path, shared: Mapping[str, Any], takes: set[str]) -> Comparison:
@@ -152,7 +158,7 @@ def apply_model(model: Path, path: Path, shared: Mapping[str, Any], takes: set[s
     calibrator = kcal.persistence.load_calibrator(model)
     outputs = inputs.read_for(calibrator, path, shared, takes, needs=("labels",))
     classes, names = calibrator.classes_, inputs.parse_classes(shared["classes"])
-    if names and inputs.positions(names, classes.tolist()) is None:
+    if names and kcal.calibrators.outputs.positions(names, classes) is None:
         expected = f"must be those of the model, {inputs.shorten(classes.tolist())}"
         raise InvalidInputError("--classes", expected, got=shared["classes"])
     if not shared["allow_overlap"]:
@@ -191,7 +197,9 @@ def read_probabilities(
         known = np.arange(outputs.logits.shape[1])
     if (n_columns := outputs.logits.shape[1]) != len(known):
         raise InvalidInputError(str(path), f"has {n_columns:,} columns of probabilities for {len(known):,} classes")
-    return Comparison({"probabilities": inputs.in_order_of(outputs, known).logits}, outputs, known)
+    return Comparison(
+        {"probabilities": kcal.calibrators.outputs.reorder(outputs, "logits", classes=known).logits}, outputs, known
+    )
 
 
 def read_subgroups(path: Path, name: str) -> Any:
@@ -232,7 +240,8 @@ def fit_methods(
     calibrators = {name: kcal.calibrators.make_calibrator(name) for name in names}
     learners = [calibrator for calibrator in calibrators.values() if calibrator.tags.uses_training_set]
     check_options((any(train) and not learners, "--train has no effect: none of these methods learns from it."))
-    takes = {"embeddings", "logits", "labels", "groups", "weights"}
+    takes = {"logits", "labels", "groups", "weights"}  # logits for the network's own probabilities
+    takes |= {"embeddings" for calibrator in calibrators.values() if calibrator.inputs != "logits"}
     calibration = inputs.read(path, shared, takes, needs=("labels",))
     columns = calibration.columns if path.suffix == test_path.suffix else {}  # the same for files of one kind
     test = inputs.read(test_path, {**shared, **columns}, takes, needs=("labels",))
@@ -243,16 +252,15 @@ def fit_methods(
     probs: dict[str, Any] = {}
     for name, calibrator in calibrators.items():
         try:
+            inputs.require(calibration, inputs.needs_to_fit(calibrator), path)
             with working(f"Fitting {name}"):
-                kcal.fit_on(calibrator, calibration, training.get(calibrator.inputs), classes=calibration.classes)
+                kcal.fit_on(calibrator, calibration, training.get(calibrator.inputs))
                 if not calibrator.tags.needs_logits and calibrator.inputs == "both":
                     warn(f"{name}: {path} has no logits, so it is fitted on embeddings alone.", KcalWarning)
                 if not shared["allow_overlap"]:
-                    inputs.check_overlap(calibrator, test, test_path)
-                takes_logits = calibrator.tags.needs_logits and test.logits is not None
-                outputs = inputs.in_order_of(test, calibrator.classes_) if takes_logits else test
+                    inputs.check_overlap(calibrator, kcal.calibrators.in_order_of_fit(calibrator, test), test_path)
                 classes = calibrator.classes_ if classes is None else classes
-                probs[name] = inputs.align(kcal.predict_on(calibrator, outputs), calibrator.classes_, classes)
+                probs[name] = in_order(kcal.predict_on(calibrator, test), calibrator.classes_, classes)
         except (InvalidInputError, MissingExtraError) as error:
             text = f"{name}{' is left out' if skip_failures else ''}: {error_text(error, {})[0]}"
             if not skip_failures:

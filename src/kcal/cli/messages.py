@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,14 +21,6 @@ EXIT_CODES = (
     "stopped by Ctrl-C."
 )
 
-DATA_NAMES = {
-    "X": "DATA",
-    "y": "labels",
-    "sample_weight": "weights",
-    "train_embeddings": "training embeddings",
-    "probs": "probabilities",
-}
-"""What arguments of ``fit``, ``predict_proba`` and ``evaluate`` are called in files."""
 CONTENT = (*PARTS, "classes", "probabilities")
 """Parameters whose errors are about what a file holds, not about the options that name it."""
 
@@ -57,7 +48,7 @@ def readable_messages(options: Mapping[str, str] = {}) -> Iterator[None]:
 
     def show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any, **__: Any) -> None:
         origin = "" if issubclass(category, KcalWarning) else f" ({Path(filename).name}, line {lineno})"
-        _say("warning", f"{_with_options(str(message), options)}{origin}")
+        _say("warning", f"{message}{origin}")
 
     try:
         with warnings.catch_warnings():
@@ -84,27 +75,11 @@ def readable_messages(options: Mapping[str, str] = {}) -> Iterator[None]:
 
 
 def error_text(error: KcalError, options: Mapping[str, str]) -> tuple[str, bool]:
-    """Return an error's message with options in place of parameters, and whether it is about an option."""
+    """Return an error's message with the option in place of its parameter, and whether it is about an option."""
     if not isinstance(error, InvalidInputError) or not error.expected:
-        return _with_options(str(error), options), False
-    name = DATA_NAMES.get(error.parameter, error.parameter)
-    name = name if name in CONTENT else options.get(name, name)
-    expected, is_option = error.expected, name.startswith("--")
-    if is_option:  # what a file has stays as it is called there
-        expected = re.sub(r"\b[a-z]+_\w+\b(?!=)", lambda word: options.get(word[0], word[0]), expected)
-    expected, remedy = (_with_options(text, options) for text in (expected, error.remedy))
-    return str(InvalidInputError(name, expected, got=error.got, remedy=remedy)), is_option
-
-
-def _with_options(text: str, options: Mapping[str, str]) -> str:
-    """Return a text with ``--folds 5`` for ``folds=5`` and ``--classes a,b`` for ``classes=['a', 'b']``."""
-
-    def as_option(match: re.Match[str]) -> str:
-        option, value = options.get(match[1]), re.sub(r"[\[\]'\" ]", "", match[2] or "")
-        return match[0] if option is None else f"{option} {value}".rstrip()
-
-    text = text.replace("train_embeddings and train_labels", "--train FILE") if "train" in options else text
-    return re.sub(r"\b(\w+)=(\[[^\]]*\]|\"[^\"]*\"|[\w.]*\w)?", as_option, text)
+        return str(error), False
+    name = error.parameter if error.parameter in CONTENT else options.get(error.parameter, error.parameter)
+    return str(InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy)), name.startswith("--")
 
 
 def _say(kind: str, message: str) -> None:

@@ -61,16 +61,19 @@ def fit(
 
     [green]kcal fit calibration.csv --embeddings '*' --train train.csv --labels diagnosis -m kcal -o model.kcal[/]
     """
-    check_writable(out, MODELS, inputs=(data, train))
+    check_writable(out, MODELS)
     reason = ""
     if method is None:
         outputs = inputs.read(data, shared, options.PARTS, needs=("labels",))
+        if outputs.logits is None:
+            inputs.require(outputs, ("embeddings",), data)
         method, reason = choose_method(outputs)
         calibrator = build_calibrator(method, shared, settings or [], reason)
         inputs.check_unused(shared, inputs.parts_to_fit(calibrator), method)
     else:
         calibrator = build_calibrator(method, shared, settings or [])
-        outputs = inputs.read(data, shared, inputs.parts_to_fit(calibrator), needs=("labels",), by=method)
+        needs = inputs.needs_to_fit(calibrator)
+        outputs = inputs.read(data, shared, inputs.parts_to_fit(calibrator), needs=needs, by=method)
     useless = shared["representation"] and outputs.logits is None
     check_options((useless, "--representation has no effect: there are no logits."))
     training = inputs.read_training(calibrator, data, outputs, shared, train, train_labels)
@@ -78,22 +81,33 @@ def fit(
     if isinstance(shares, dict) and outputs.labels.dtype.kind != "U":  # as typed, the classes are text
         calibrator.set_params(prior={int(name) if name.isdecimal() else name: shares[name] for name in shares})
     start = perf_counter()
-    kcal.fit_on(calibrator, inputs.with_names(outputs), training, classes=outputs.classes)
+    kcal.fit_on(calibrator, outputs, training)
     seconds = perf_counter() - start
     kcal.save(calibrator, out)
-    summary = fit_summary(calibrator, outputs, out)
+    rows = int((outputs.weights > 0).sum()) if outputs.weights is not None else inputs.n_rows(outputs)
+    columns = {part: outputs.columns[part] for part in options.PARTS if part in outputs.columns}
+    labels, results = calibrator.classes_.tolist(), calibrator.summary()
 
     def show() -> None:
-        screen = console()
+        screen, shorten = console(), inputs.shorten
         screen.print(f"[bold]{shown(kcal.METHODS[str(method)].title)}[/] fitted in {seconds:.1f} s")
         if reason:
             screen.print(reason)
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        for title, text in summary.items():
+        texts = {"classes": f"{len(labels):,}: {shorten(labels, 5)}"}
+        texts["samples"] = f"{rows:,}" if outputs.weights is None else f"{rows:,}, weighted"
+        texts |= {part: f"column{'s' if names[1:] else ''} {shorten(names)}" for part, names in columns.items()}
+        if calibrator.inputs == "both":
+            takes = f"{len(labels):,} columns" if calibrator.tags.needs_logits else "none: fitted on embeddings alone"
+            texts.setdefault("logits", takes)
+        texts |= results | {"file": f"{out}, {decimal(out.stat().st_size)}"}
+        for title, text in texts.items():
             table.add_row(title, "\n".join(shown(part) for part in text.split("\n")))
         screen.print(table)
 
-    return Result({"method": method, "seconds": seconds, **summary}, show)
+    figures = {"method": method, "seconds": seconds, "file": out, "classes": labels, "samples": rows}
+    figures |= {"columns": columns, "results": {title: as_figures(text) for title, text in results.items()}}
+    return Result(figures, show)
 
 
 def choose_method(outputs: Any) -> tuple[str, str]:
@@ -122,9 +136,13 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
             (name in chosen, f"--set {name}: this parameter is given more than once."),
         )
         chosen[name] = parse_value(value)
+
+    def typed(name: str) -> str:
+        return option_of(name) if shared.get(name) is not None else f"--set {name}"
+
     for name in chosen:
-        option, known = option_of(name) if shared.get(name) is not None else f"--set {name}", ", ".join(accepted)
-        check_options((name not in accepted, f"{option}: parameters of method {method} are {known}. {reason}".strip()))
+        text = f"{typed(name)}: parameters of method {method} are {', '.join(accepted)}. {reason}"
+        check_options((name not in accepted, text.strip()))
     if shared["prior"] not in (None, "uniform"):  # cat=0.2,dog=0.8
         pairs = [part.rpartition("=")[::2] for part in shared["prior"].split(",")]
         chosen["prior"] = {name.strip(): parse_value(share) for name, share in pairs}
@@ -134,14 +152,7 @@ def build_calibrator(method: str, shared: Mapping[str, Any], settings: Sequence[
     ignored = {"dimension": untrained, "recipe": untrained, "folds": not searched}
     for name, is_ignored in ignored.items():
         reason = "bandwidth that is not searched" if name == "folds" else "projection that is not trained"
-        check_options((is_ignored and chosen.get(name) is not None, f"--{name} has no effect with a {reason}."))
-    check_options(
-        (
-            (chosen.get("bandwidth_reference") is not None) != (chosen.get("bandwidth") == "rule"),
-            "--bandwidth rule and --bandwidth-reference B,SIZE, such as 1.4,300, need each other: an earlier bandwidth "
-            "and the size of the rarest class then.",
-        ),
-    )
+        check_options((is_ignored and chosen.get(name) is not None, f"{typed(name)} has no effect with a {reason}."))
     silent = {"progress": False} if shared["quiet"] and "progress" in calibrator.get_params() else {}
     return kcal.calibrators.make_calibrator(method, **chosen, **silent)
 
@@ -167,17 +178,15 @@ def parse_value(text: str) -> Any:
     return text
 
 
-def fit_summary(calibrator: Any, outputs: Any, path: Any) -> dict[str, str]:
-    """Return what was fitted on which columns, and the main results, label to text."""
-    labels, weights, shorten = calibrator.classes_.tolist(), outputs.weights, inputs.shorten
-    counted = f"{inputs.n_rows(outputs):,}" if weights is None else f"{int((weights > 0).sum()):,}, weighted"
-    rows = {"classes": f"{len(labels):,}: {shorten(labels, 5)}", "samples": counted}
-    columns = {part: outputs.columns[part] for part in options.PARTS if part in outputs.columns}
-    rows |= {part: f"column{'s' if names[1:] else ''} {shorten(names)}" for part, names in columns.items()}
-    if calibrator.inputs == "both":
-        takes = f"{len(labels):,} columns" if calibrator.tags.needs_logits else "none: fitted on embeddings alone"
-        rows.setdefault("logits", takes)
-    return {**rows, **calibrator.summary(), "file": f"{path}, {decimal(path.stat().st_size)}"}
+def as_figures(text: str) -> Any:
+    """Return the number or the list of numbers that a text has, such as "3,000"; other text as it is."""
+    numbers = []
+    for part in text.split(", "):
+        if not re.fullmatch(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?", part):
+            return text
+        number = part.replace(",", "")
+        numbers.append(int(number) if number.lstrip("+-").isdigit() else float(number))
+    return numbers if numbers[1:] else numbers[0]
 
 
 @options.takes(options.OUTPUT)
@@ -247,14 +256,11 @@ def compress(
 
     [green]kcal compress model.kcal --size 0.1 --out small.kcal[/]
     """
-    check_writable(out, MODELS, inputs=(model,))
+    check_writable(out, MODELS)
+    given = (size is not None) + (max_loss_increase is not None)
+    check_options((given != 1, "--size or --max-loss-increase must be given, and not both."))
     share = None if size is None else parse_value(size)
-    is_size = (isinstance(share, int) and share >= 1) or (isinstance(share, float) and 0 < share <= 1)
-    problem = f"--size must be a number of points such as 500, or a share such as 0.1; got {size}."
-    check_options(
-        (size is not None and not (is_size and share is not True), problem),
-        ((size is None) == (max_loss_increase is None), "Give --size or --max-loss-increase, and not both."),
-    )
+    kcal.calibrators.compress.check_target(share, max_loss_increase)
     calibrator: Any = kcal.persistence.load_calibrator(model)
     if not calibrator.tags.has_support:
         raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")
@@ -293,7 +299,7 @@ def export(
 
     [green]kcal export model.kcal --out head.onnx[/]
     """
-    check_writable(out, (".onnx",), inputs=(model, data))
+    check_writable(out, (".onnx",))
     import torch
 
     from kcal.deployment import TOLERANCE, HeadPredictor, metadata_of, write_onnx
@@ -304,7 +310,7 @@ def export(
     if data is not None:
         outputs = inputs.read_for(calibrator, data, {})
         kcal.predict_on(calibrator, outputs.select([0]))  # raises for columns that are not those of the model
-        rows = vars(outputs)
+        rows = outputs.parts()
     example = [torch.as_tensor(rows[name]).float() for name in predictor.names]
     metadata, show = metadata_of(calibrator), False if shared["quiet"] else None
     write_onnx(predictor, example, out, metadata=metadata, tolerance=tolerance or TOLERANCE, progress=show)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +19,11 @@ from rich.table import Table
 from typer import BadParameter
 
 import kcal
+from kcal.cli.options import PARTS
 from kcal.errors import InvalidInputError, printable
 
-
-class _NothingToWriteError(Exception):
-    """Leave the block that would write a file."""
+OUTPUTS = ("json_file", "out", "path", "csv", "plot", "report")
+"""Parameters of commands that name what is written."""
 
 
 def console() -> Console:
@@ -81,24 +83,41 @@ def shown_log(name: str, quiet: bool) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def check_writable(
-    path: Path | str | None,
-    suffixes: tuple[str, ...] = (),
-    *,
-    inputs: Sequence[Path | None] = (),
-    option: str = "--out",
-) -> None:
-    """Raise early if a file could not be written later, or is also an input; ``option`` is how the user named it."""
+def check_writable(path: Path | str | None, suffixes: tuple[str, ...] = (), *, option: str = "--out") -> None:
+    """Raise early if a file could not be written later; ``option`` is how the user named it."""
     if path is None or str(path) == "-":
         return
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes and not path.is_dir():
         raise BadParameter(f"{option} must end in {', '.join(suffixes)}; got {str(path)!r}.")
-    for other in inputs:
-        if other is not None and path.exists() and other.exists() and path.samefile(other):
-            raise InvalidInputError(option, "must not replace an input", got=str(path), remedy="Choose another name.")
-    with suppress(_NothingToWriteError), kcal.files.atomic_path(path, name=option):
-        raise _NothingToWriteError
+    kcal.files.check_target(path, option)
+
+
+def check_distinct(values: Mapping[str, Any], options: Mapping[str, str]) -> None:
+    """Raise if a file that a command writes is also one that it reads, or another one that it writes.
+
+    ``values`` are those of its parameters, and ``options`` their names for the user.
+    """
+    files = {name: [value] for name, value in values.items() if isinstance(value, Path)}
+    files |= {
+        name: [text, text.rpartition(":")[0]] for name in PARTS if (text := values.get(name))
+    }  # FILE or FILE:NAME
+    if values.get("json_file") not in (None, "-"):
+        files["json_file"] = [values["json_file"]]
+    if "report" in files:
+        files["report"].append(values["report"] / "report.html")
+    for name in OUTPUTS:
+        for path, (other_name, others) in product(files.get(name, ()), files.items()):
+            if other_name != name and any(_is_same(path, other) for other in others):
+                expected = f"must not replace {'another output' if other_name in OUTPUTS else 'an input'}"
+                raise InvalidInputError(options[name], expected, got=str(path), remedy="Choose another name.")
+
+
+def _is_same(first: Path | str, second: Path | str) -> bool:
+    if Path(second).is_dir():
+        return False
+    are_there = Path(first).exists() and Path(second).exists()
+    return os.path.realpath(first) == os.path.realpath(second) or (are_there and Path(first).samefile(second))
 
 
 def make_folder(path: Path, option: str = "--out") -> Path:
@@ -112,15 +131,22 @@ def make_folder(path: Path, option: str = "--out") -> Path:
 
 def write_table(path: Path, columns: Mapping[str, Any]) -> None:
     """Write columns by name to a parquet or csv file; text that a spreadsheet program would run is marked as text."""
-    pyarrow, with_mark = kcal.embeddings.read.require_pyarrow(), kcal.files.with_mark
-    is_csv = path.suffix.lower() == ".csv"
+    if path.suffix.lower() != ".csv":
+        pyarrow = kcal.embeddings.read.require_pyarrow()
+        with kcal.files.atomic_path(path) as temporary:
+            pyarrow.parquet.write_table(pyarrow.table(dict(columns)), temporary)
+        return
+    import csv
+
+    import pandas
+
+    with_mark = kcal.files.with_mark
 
     def cells(values: Any) -> Any:
-        if not is_csv or values.dtype.kind not in "UO":
-            return values
-        marked = [with_mark(cell) if isinstance(cell, str) else cell for cell in values.tolist()]
-        return pyarrow.array(marked, from_pandas=True)  # missing text is empty
+        if values.dtype.kind == "f":  # as float64 with the digits of the smaller type
+            return values.astype(str).astype("float64") if values.dtype.itemsize < 8 else values
+        return [with_mark(cell) if isinstance(cell, str) else cell for cell in values.tolist()]
 
-    table = pyarrow.table({with_mark(name) if is_csv else name: cells(values) for name, values in columns.items()})
+    frame = pandas.DataFrame({with_mark(name): cells(values) for name, values in columns.items()})
     with kcal.files.atomic_path(path) as temporary:
-        (pyarrow.csv.write_csv if is_csv else pyarrow.parquet.write_table)(table, temporary)
+        frame.to_csv(temporary, index=False, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")

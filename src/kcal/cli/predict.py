@@ -60,8 +60,8 @@ def predict(
     suffix = out.suffix.lower()
     unused = evidence and suffix == ".npy"
     check_options((unused, "--evidence has no effect: npy files have only probabilities. Use npz."))
-    check_writable(out, FORMATS, inputs=(model, data))
-    if suffix in inputs.TABLES:
+    check_writable(out, FORMATS)
+    if suffix == ".parquet":
         kcal.embeddings.read.require_pyarrow()
     calibrator = load_predictor(model, evidence)
     outputs = inputs.read_for(calibrator, data, shared, () if suffix == ".npy" else ("ids",))
@@ -120,13 +120,13 @@ def predict_files(
     from kcal.distributed import predict as predict_parts
     from kcal.distributed.engine import require_ray
     from kcal.distributed.tables import InputFile, find_files
-    from kcal.embeddings.read import match_columns, require_pyarrow
+    from kcal.embeddings.read import class_names, classes_of, match_columns, require_pyarrow
 
     (require_ray if engine == "ray" else require_pyarrow)()
     calibrator = load_predictor(model, evidence)
     files = find_files(data)
     available = list(InputFile.read(files[0]).columns)
-    needs = inputs.parts_to_predict(calibrator)
+    needs = kcal.calibrators.columns_of_fit(calibrator)
     inputs.check_unused(shared, {*needs, "ids"})
     ids = next(iter(match_columns("ids", shared["ids"] or "ids", available)), None)
     columns = []
@@ -135,7 +135,9 @@ def predict_files(
         if not found:
             problem, remedy = f"has no {part}; it has {', '.join(available)}", f"Name their columns with --{part}."
             raise kcal.InvalidInputError(str(files[0]), problem, remedy=remedy)
-        columns.append(in_order(found, shared[part] or part, fitted, calibrator))
+        labels = classes_of(class_names(found, shared[part] or part)) if part == "logits" else None
+        order = kcal.calibrators.outputs.column_order(part, found, labels, names=fitted, classes=calibrator.classes_)
+        columns.append(tuple(found[place] for place in order) if order else found)
     with shown_log("kcal.distributed", shared["quiet"]):
         result = predict_parts(
             files,
@@ -148,14 +150,6 @@ def predict_files(
             progress=False if shared["quiet"] else None,
         )
     return line(result, folder=result.folder, n_rows=result.n_rows, n_parts=result.n_parts)
-
-
-def in_order(columns: tuple[str, ...], name: str, fitted: Sequence[str], calibrator: Any) -> tuple[str, ...]:
-    """Return columns in the order of those that a model was fitted on or, where they are named so, of its classes."""
-    named = kcal.embeddings.read.class_names(columns, name)
-    by_class = inputs.positions(named, calibrator.classes_.tolist())
-    order = inputs.positions(columns, fitted) or by_class or range(len(columns))
-    return tuple(columns[place] for place in order)
 
 
 @options.takes(options.OUTPUT, options.MATRICES | options.IDS)
@@ -184,11 +178,8 @@ def explain(
     [green]kcal explain model.kcal new.csv --id patient-3 -k 10 --csv why.csv[/]
     """
     check_options((row and id_, "--row and --id choose rows in two ways; give one of them."))
-    check_writable(csv, (".csv",), inputs=(model, data), option="--csv")
-    check_writable(plot, FIGURES, inputs=(model, data), option="--plot")
-
-    if csv is not None:
-        kcal.embeddings.read.require_pyarrow()
+    check_writable(csv, (".csv",), option="--csv")
+    check_writable(plot, FIGURES, option="--plot")
     if plot is not None:
         from kcal import plots
     calibrator: Any = kcal.persistence.load_calibrator(model)

@@ -31,11 +31,11 @@ from kcal.distributed.tables import (
     Part,
     default_columns,
     find_files,
-    matrix_of,
     prediction_columns,
 )
 from kcal.embeddings import ClassifierOutputs
 from kcal.embeddings.networks import checksum
+from kcal.embeddings.read import matrix_of
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, KcalWarning, warn
 from kcal.files import atomic_path, check_path, locked_folder, write_whole
 from kcal.persistence import load_calibrator, to_bytes

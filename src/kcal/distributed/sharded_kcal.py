@@ -24,7 +24,8 @@ from kcal.calibrators.kcal import check_bandwidth, check_positive_pair
 from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share, reference_rows
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
-from kcal.distributed.tables import NOT_FEATURES, Columns, find_files, matrix_of, reading
+from kcal.distributed.tables import NOT_FEATURES, Columns, find_files
+from kcal.embeddings.read import matrix_of, reading_parquet
 from kcal.errors import InvalidInputError, KcalError
 from kcal.kernels import (
     KERNELS,
@@ -155,7 +156,7 @@ class ShardedKCal(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         import pyarrow.dataset
 
         paths = [str(path.resolve()) for path in find_files(data)]
-        with reading(", ".join(paths)):
+        with reading_parquet(", ".join(paths)):
             dataset = pyarrow.dataset.dataset(paths, format="parquet")
         others = [name for name in (label, weight, group) if name is not None]
         names = tuple(features or (name for name in dataset.schema.names if name not in {*NOT_FEATURES, *others}))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -18,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kcal.embeddings.read import open_parquet, reading_parquet
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path
 
 PART_ROWS = 131_072
 """Rows of a part; more where a row group of the file has more: hardly any row is read twice."""
-READ_BYTES = 2**18
-"""Bytes of a column that are read at once: by default pyarrow would hold whole row groups."""
 PROBABILITY_COLUMN = "p_"
 """Precedes the name of a class: no class can be mistaken for another column."""
 NOT_FEATURES = ("label", "group", "weight", "id")
@@ -56,7 +54,7 @@ class Part:
         """Yield tables of ``rows`` rows, the last with those that are left; little more than one is held."""
         import pyarrow
 
-        with reading(self.path), open_parquet(self.path) as file:
+        with reading_parquet(self.path), open_parquet(self.path) as file:
             self._check_unchanged()
             sizes = row_groups(file)
             first, last = np.searchsorted(np.cumsum(sizes), [self.start, self.stop - 1], side="right").tolist()
@@ -112,26 +110,6 @@ def file_digest(path: str) -> str:
     """Return a short hash of the path, the size and the time of the last change of a file."""
     stored = Path(path).stat()
     return hashlib.sha256(f"{path}\0{stored.st_size}\0{stored.st_mtime_ns}".encode()).hexdigest()[:10]
-
-
-def open_parquet(path: str | Path) -> Any:
-    """Open a parquet file; raise if it cannot be read as one."""
-    import pyarrow.parquet
-
-    with reading(path):
-        return pyarrow.parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES)
-
-
-@contextmanager
-def reading(path: str | Path) -> Iterator[None]:
-    """Raise one clear error if a file, or a part of it, cannot be read as parquet."""
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise FileFormatError(f"{path} cannot be read as parquet: {reason}.") from error
 
 
 def find_files(paths: Any) -> list[Path]:
@@ -193,35 +171,6 @@ def default_columns(names: Sequence[str], fitted: Sequence[str]) -> Columns:
     if not features:
         raise InvalidInputError("data", "must have columns of features", got=f"only {', '.join(names) or 'no columns'}")
     return Columns(features, ids="id" if "id" in names and "id" not in features else None)
-
-
-def matrix_of(table: Any, names: Sequence[str]) -> NDArray[Any]:
-    """Return columns of numbers side by side, (n, len(names)), or the lists or tensors of one column, (n, …).
-
-    float32 if all numbers are at most that, else float64.
-    """
-    from pyarrow import types
-
-    if len(names) == 1 and not types.is_primitive(table.schema.field(names[0]).type):
-        values = table.column(names[0]).combine_chunks()
-        if hasattr(values, "to_numpy_ndarray"):  # tensors of pyarrow
-            return _check_numbers(values.to_numpy_ndarray(), names[0])
-        try:
-            array = np.stack(list(values.to_numpy(zero_copy_only=False)))
-        except ValueError as error:
-            expected = "must have lists of one length in all rows"
-            raise InvalidInputError(f"column {names[0]!r}", expected, got=str(error)) from error
-        return _check_numbers(array, names[0])
-    columns = [_check_numbers(table.column(name).to_numpy(), name) for name in names]
-    is_narrow = all(column.dtype in (np.float16, np.float32) for column in columns)
-    return np.stack(columns, axis=1).astype(np.float32 if is_narrow else np.float64)
-
-
-def _check_numbers(array: NDArray[Any], name: str) -> NDArray[Any]:
-    if array.dtype.kind not in "biuf":
-        expected = "must be numbers, lists of them or tensors to be a feature"
-        raise InvalidInputError(f"column {name!r}", expected, got=str(array.dtype))
-    return array
 
 
 def prediction_columns(

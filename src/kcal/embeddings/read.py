@@ -9,8 +9,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,37 +19,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kcal.embeddings.folder import read_outputs as read_folder
-from kcal.embeddings.outputs import ClassifierOutputs
+from kcal.embeddings.outputs import MATRICES, PARTS, VECTORS, ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, MissingExtraError
-from kcal.files import array_names, check_path, read_array, without_mark
+from kcal.files import MAX_EXPANSION, MIN_CHECKED_BYTES, array_names, check_path, read_array, without_mark
 from kcal.validation import check_labels, check_matrix, check_weights, collect_classes, shown
 
-MATRICES = ("embeddings", "logits")
-VECTORS = ("labels", "groups", "weights", "ids")
-PARTS = (*MATRICES, *VECTORS)
 SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 TABLES = (".parquet", ".csv")
 _OTHER_FILE = re.compile(r"(.+\.(?:npz|npy|parquet|csv))(?::(.+))?", re.IGNORECASE)
+
+READ_BYTES = 2**18
+"""Bytes of a column that are read at once: by default pyarrow would hold whole row groups."""
+ABSENT = ("NA", "N/A", "#N/A", "n/a", "null", "NULL")
+"""Text that stands for missing numbers in a column of numbers."""
 
 Names = str | Sequence[str] | None
 
 
 @dataclass(frozen=True, repr=False)
 class FileOutputs(ClassifierOutputs):
-    """A classifier's outputs as a file has them.
+    """A classifier's outputs as a file has them; ``available`` are the names of all arrays or columns of the file."""
 
-    Attributes
-    ----------
-    classes : ndarray, optional
-        The class of every column of the logits, if the file, the names of its columns or the caller list them.
-    columns : dict
-        Names of the columns of a table by part, such as ``{"embeddings": ("e_0", "e_1"), "labels": ("label",)}``.
-    available : tuple of str
-        All arrays or columns of the file.
-    """
-
-    classes: Any = None
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     available: tuple[str, ...] = ()
 
 
@@ -168,6 +158,11 @@ def class_names(columns: Sequence[str], name: Names) -> tuple[str, ...]:
     return tuple(column[len(start) : len(column) - len(end)] for column in columns)
 
 
+def classes_of(names: Sequence[str]) -> NDArray[Any] | None:
+    """Return the classes that columns of logits are called after; None without names, or if these count from 0."""
+    return None if list(names) == [str(number) for number in range(len(names))] else np.array(names)
+
+
 def shorten(names: Sequence[Any], limit: int = 8) -> str:
     """Return the first few names, for a message."""
     more = f", … ({len(names):,} in all)" if len(names) > limit else ""
@@ -241,8 +236,7 @@ def _find_classes(
     if stored is not None and not file.is_table and not names:  # columns of another file have names of their own
         classes = file.read("classes", (stored,))
         return _check_vector(classes, "classes", classes.size), True
-    numbers = [str(number) for number in range(len(names))]
-    return (None if list(names) == numbers else np.array(names) if names else None), False
+    return classes_of(names), False
 
 
 def _match_labels(labels: NDArray[Any], classes: NDArray[Any], *, positions: bool) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -290,7 +284,7 @@ def _open(path: Path, single: str = "") -> _File:
     """Open a data file by its suffix, or a folder of ``kcal.extract``; ``single`` names the array of an npy file."""
     suffix = path.suffix.lower()
     if path.is_dir():
-        arrays = {name: array for name, array in vars(read_folder(path)).items() if array is not None}
+        arrays = read_folder(path).parts()
         return _File(path, tuple(arrays), lambda part, names: arrays[names[0]])  # they stay on disk
     if not path.exists():
         raise InvalidInputError(str(path), "does not exist")
@@ -332,76 +326,160 @@ def require_pyarrow() -> Any:
     """Return pyarrow; raise with the command that installs it if it is missing."""
     try:
         import pyarrow
-        import pyarrow.csv
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            "csv and parquet files are read and written with pyarrow, which is not installed. "
-            "Run: pip install 'kcal[tables]', or use npz and npy files."
+            "parquet files are read and written with pyarrow, which is not installed. "
+            "Run: pip install 'kcal[tables]', or use csv, npz and npy files."
         ) from error
     return pyarrow
 
 
 def _open_table(path: Path) -> _File:
-    """Read a csv or parquet file."""
-    pyarrow, is_csv = require_pyarrow(), path.suffix.lower() == ".csv"
-    with path.open("rb") as file:  # the system's own error if it cannot be opened
-        try:
-            if is_csv:  # on this thread: a program that ends soon after would abort in those of pyarrow
-                table = pyarrow.csv.read_csv(file, read_options=pyarrow.csv.ReadOptions(use_threads=False))
-            else:
-                table = pyarrow.parquet.read_table(file, use_threads=False)
-            names = [without_mark(name) if is_csv else name for name in table.column_names]
-        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            advice = " It needs commas, a header, UTF-8 and as many cells in every row." if is_csv else ""
-            raise FileFormatError(f"{path} cannot be read as {path.suffix[1:]}: {reason}.{advice}") from error
+    """Open a csv or parquet file; of parquet only the columns that are wanted are read."""
+    is_csv = path.suffix.lower() == ".csv"
+    names, n_rows, columns = (_read_csv if is_csv else _read_parquet)(path)
     repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated or not table.num_rows:
+    if repeated or not n_rows:
         problem = f"has more than one column called {shorten(repeated)}" if repeated else "has no rows"
         raise InvalidInputError(str(path), problem)
-    columns = dict(zip(names, table.columns, strict=True))
 
-    def read(part: str, names: Sequence[str]) -> NDArray[Any]:
-        with errors_about(f"{path}: "):
-            if part in MATRICES:
-                return _matrix({name: columns[name] for name in names})
-            return _vector(path, names[0], columns[names[0]])
+    def read(part: str, wanted: Sequence[str]) -> NDArray[Any]:
+        with errors_about(f"{path}: "), nullcontext() if is_csv else reading_parquet(path):
+            found = columns(wanted)
+            return matrix_of(found, wanted) if part in MATRICES else _vector(wanted[0], found[wanted[0]])
 
     known = tuple(name for name in names if name and not name.startswith("__index_level_"))  # of pandas
     return _File(path, known, read, is_table=True)
 
 
-def _matrix(columns: Mapping[str, Any]) -> NDArray[Any]:
-    """Return numeric columns side by side, or the lists of one column; float32 if all of them are at most that."""
-    (name, first), *others = columns.items()
-    if not others and "list" in str(first.type):
-        lists = first.combine_chunks()
-        lengths = require_pyarrow().compute.list_value_length(lists).unique().to_pylist()
-        if len(lengths) != 1 or None in lengths:
-            raise InvalidInputError(f"column {name!r}", "must have lists of one length in all rows")
-        arrays = {name: lists.flatten().to_numpy(zero_copy_only=False).reshape(len(lists), -1)}
-    else:
-        arrays = {name: column.to_numpy() for name, column in columns.items()}  # missing numbers become NaN
+Columns = Callable[[Sequence[str]], Any]
+"""Return columns by their names, of pandas or pyarrow, as a mapping or table."""
+
+
+def _read_csv(path: Path) -> tuple[list[str], int, Columns]:
+    """Return the names of the columns of a csv file, the number of rows, and the columns."""
+    import pandas as pd
+
+    options: dict[str, Any] = {"keep_default_na": False, "encoding": "utf-8-sig", "low_memory": False}
+    try:
+        names = pd.read_csv(path, header=None, nrows=1, dtype=str, **options).iloc[0].tolist()
+        frame = pd.read_csv(path, header=0, names=[*range(len(names))], na_values=["", "NaN", "nan"], **options)
+        if not isinstance(frame.index, pd.RangeIndex):
+            raise ValueError(f"there are more cells in a row than the {len(names):,} of the header")
+    except (ValueError, IndexError, MemoryError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = "it contains text that is not UTF-8" if isinstance(error, UnicodeError) else reason
+        advice = "It needs commas, a header, UTF-8 and as many cells in every row."
+        raise FileFormatError(f"{path} cannot be read as csv: {reason}. {advice}") from error
+    names = [without_mark(name) for name in names]
+    places = {name: place for place, name in enumerate(names)}
+
+    def column(name: str) -> Any:
+        values = frame[places[name]]
+        if values.dtype.kind != "O":
+            return values
+        absent = values.isin(ABSENT)
+        numbers = pd.to_numeric(values[~absent], errors="coerce") if absent.any() else None
+        if numbers is not None and numbers.notna().all():
+            return numbers.reindex(values.index)  # NaN where a number is missing
+        return values.map(without_mark, na_action="ignore")
+
+    return names, len(frame), lambda wanted: {name: column(name) for name in wanted}
+
+
+def _read_parquet(path: Path) -> tuple[list[str], int, Columns]:
+    """Return the names of the columns of a parquet file, the number of rows, and a function that reads columns."""
+    with open_parquet(path) as file:
+        names, n_rows = file.schema_arrow.names, file.metadata.num_rows
+
+    def read(wanted: Sequence[str]) -> Any:
+        with open_parquet(path) as file:
+            chosen, metadata, stored = set(wanted), file.metadata, path.stat().st_size
+            groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+            chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+            paths = ((chunk.path_in_schema, chunk.num_values) for chunk in chunks)
+            size = sum(8 * count for name, count in paths if name in chosen or name.partition(".")[0] in chosen)
+            if size > max(MIN_CHECKED_BYTES, MAX_EXPANSION * stored):
+                raise FileFormatError(f"{path} cannot be read: it declares {size:,} bytes, and holds {stored:,}.")
+            return file.read(columns=list(wanted), use_threads=False)
+
+    return names, n_rows, read
+
+
+def open_parquet(path: str | Path) -> Any:
+    """Open a parquet file; raise if it cannot be read as one."""
+    parquet = require_pyarrow().parquet
+    with reading_parquet(path):
+        return parquet.ParquetFile(path, pre_buffer=False, buffer_size=READ_BYTES)
+
+
+@contextmanager
+def reading_parquet(path: str | Path) -> Iterator[None]:
+    """Raise one clear error if a file, or a part of it, cannot be read as parquet."""
+    try:
+        yield
+    except KcalError:
+        raise
+    except (require_pyarrow().ArrowException, OSError, ValueError, MemoryError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise FileFormatError(f"{path} cannot be read as parquet: {reason}.") from error
+
+
+def matrix_of(table: Any, names: Sequence[str]) -> NDArray[Any]:
+    """Return columns of numbers side by side, (n, n_columns), or the lists or tensors of one column, (n, …).
+
+    The columns ``table[name]`` are of pandas or pyarrow. Of several, the result is float32 if all numbers are at most
+    that, else float64.
+    """
+    arrays = {name: _array_of(table[name]) for name in names}
+    (name, first), *others = arrays.items()
+    if not others and first.dtype == object and len(first) and not isinstance(first[0], str):
+        try:
+            first = arrays[name] = np.stack(list(first))
+        except ValueError as error:
+            expected = "must have lists of one length in all rows"
+            raise InvalidInputError(f"column {name!r}", expected, got=str(error)) from error
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
+            wrong = next((cell for cell in array.flat if not _is_number(cell)), array.dtype)
             remedy = "Name the columns of numbers, such as 'e_*'."
-            raise InvalidInputError(f"column {name!r}", "must be numbers", got=repr(array.flat[0]), remedy=remedy)
+            raise InvalidInputError(
+                f"column {name!r}", "must be numbers, or lists of them", got=repr(wrong), remedy=remedy
+            )
+    if first.ndim > 1:
+        return first
     is_narrow = all(array.dtype in (np.float16, np.float32) for array in arrays.values())
-    return np.column_stack(list(arrays.values())).astype(np.float32 if is_narrow else np.float64)
+    return np.stack(list(arrays.values()), axis=1).astype(np.float32 if is_narrow else np.float64)
 
 
-def _vector(path: Path, name: str, values: Any) -> NDArray[Any]:
-    """Return the values of a column: numbers, or text."""
-    types = require_pyarrow().types
-    if values.null_count:
-        row = int(np.flatnonzero(values.is_null().to_numpy())[0])
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _array_of(values: Any) -> NDArray[Any]:
+    """Return a column as an array, of objects if it has text or lists; missing numbers are NaN."""
+    if not hasattr(values, "combine_chunks"):  # of pandas
+        return np.asarray(values)
+    values = values.combine_chunks()
+    is_tensor = hasattr(values, "to_numpy_ndarray")
+    return np.asarray(values.to_numpy_ndarray() if is_tensor else values.to_numpy(zero_copy_only=False))
+
+
+def _vector(name: str, values: Any) -> NDArray[Any]:
+    """Return the values of a column of pandas or pyarrow: numbers, or text."""
+    series = values.to_pandas() if hasattr(values, "to_pandas") else values
+    missing, array = series.isna().to_numpy(), series.to_numpy()
+    if missing.any():
+        row = int(missing.argmax())
         raise InvalidInputError(f"column {name!r}", "must have a value in every row", got=f"none in row {row}")
-    if types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if types.is_binary(values.type):
-        raise FileFormatError(f"{path}: column {name!r} contains text that is not UTF-8.")
-    if types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type):
-        return np.asarray(values.to_numpy())
-    texts = [str(value) for value in values.to_pylist()]
-    return np.array([without_mark(text) for text in texts] if path.suffix.lower() == ".csv" else texts)
+    if array.dtype.kind in "biuf":
+        return np.asarray(array)
+    texts = series.tolist()
+    if isinstance(texts[0], bytes):
+        raise InvalidInputError(f"column {name!r}", "must be numbers or text", got="bytes")
+    return np.array([str(text) for text in texts])

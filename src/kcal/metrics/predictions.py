@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.validation import (
+    check_column_order,
     check_columns,
     check_flag,
     check_groups,
@@ -143,6 +144,7 @@ def check_predictions(
         if len(names) != n_classes:
             expected = f"must name all {n_classes} columns of probs, in their order"
             raise InvalidInputError("classes", expected, got=f"{len(names)} names")
+        check_column_order(probs, names)
         known = check_labels(labels, n_samples, "labels")
         if names.dtype.kind == "U" and known.dtype.kind in "biu":  # columns, as in fits
             columns = check_columns(known, n_samples, n_classes)

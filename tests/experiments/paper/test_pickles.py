@@ -89,5 +89,5 @@ HUGE = b"J" + struct.pack("<i", 2**31 - 1)
 def test_names_of_an_array_do_nothing_else(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "batch"
     path.write_bytes(content)
-    with pytest.raises(FileFormatError, match=f"batch: it is no readable pickle .*{message}"):
+    with pytest.raises(FileFormatError, match=f"batch: it is not a readable pickle .*{message}"):
         read_pickle(path)

@@ -195,7 +195,7 @@ class KCalBlend(KernelCalibrator):
     @property
     def tags(self) -> Tags:
         """What the calibrator takes and offers: logits without a head; to predict, if it was fitted with them."""
-        takes = needs = self.head is None
+        takes, needs = self.head is None, False
         if self.__sklearn_is_fitted__():
             model: Any = self._built().model
             needs = bool(model.has_logits) and model.head is None
