@@ -2,8 +2,8 @@
 
 Needs ``pip install netcal 'probmetrics[extra]' 'torch-uncertainty[cpu]'`` beside kcal, in an environment of its own.
 Every library gets the outputs of the same calibration rows in the form that it documents: scikit-learn, netcal and
-probmetrics softmax probabilities in double precision, the others logits; KCalBlend also gets the embeddings. Metrics
-are computed here, the same for all.
+probmetrics softmax probabilities in double precision, the others logits; KCalBlend also gets the embeddings. Variants
+get logits as decision function, or single precision. Metrics are computed here, the same for all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 
 import kcal
+from benchmarks.torchvision_operators import define_missing_operators
 
 Array = NDArray[Any]
 LIBRARIES = ("kcal", "scikit-learn", "netcal", "probmetrics", "torch-uncertainty")
@@ -65,22 +66,30 @@ class Scores(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(X.argmax(axis=1))
 
 
-def with_scikit(method: str) -> Callable[[Rows, Rows], Array]:
+class Decisions(Scores):
+    """The same with the logits as its decision function, which scikit-learn prefers to probabilities."""
+
+    def decision_function(self, X: Array) -> Array:
+        """Return the logits; of two classes, their difference."""
+        return X[:, 1] - X[:, 0] if X.shape[1] == 2 else X
+
+
+def with_scikit(method: str, kind: type[Scores] = Scores) -> Callable[[Rows, Rows], Array]:
     def run(calibration: Rows, test: Rows) -> Array:
-        scores = FrozenEstimator(Scores().fit(calibration.logits, calibration.labels))
+        scores = FrozenEstimator(kind().fit(calibration.logits, calibration.labels))
         calibrator = CalibratedClassifierCV(scores, method=method).fit(calibration.logits, calibration.labels)
         return np.asarray(calibrator.predict_proba(test.logits))
 
     return run
 
 
-def with_netcal(place: str, name: str) -> Callable[[Rows, Rows], Array]:
+def with_netcal(place: str, name: str, dtype: type[np.floating[Any]] = np.float64) -> Callable[[Rows, Rows], Array]:
     def run(calibration: Rows, test: Rows) -> Array:
         from importlib import import_module
 
         calibrator = getattr(import_module(f"netcal.{place}"), name)()
-        calibrator.fit(probabilities(calibration), calibration.labels)
-        probs = np.asarray(calibrator.transform(probabilities(test)))
+        calibrator.fit(probabilities(calibration).astype(dtype), calibration.labels)
+        probs = np.asarray(calibrator.transform(probabilities(test).astype(dtype)))
         return np.column_stack([1 - probs, probs]) if probs.ndim == 1 else probs
 
     return run
@@ -124,14 +133,18 @@ METHODS: dict[tuple[str, str], Callable[[Rows, Rows], Array]] = {
     ("", "no calibration"): lambda _, test: probabilities(test),
     ("scikit-learn", "temperature"): with_scikit("temperature"),
     ("netcal", "TemperatureScaling"): with_netcal("scaling", "TemperatureScaling"),
+    ("netcal", "TemperatureScaling of float32"): with_netcal("scaling", "TemperatureScaling", np.float32),
     ("probmetrics", "temp-scaling"): with_probmetrics("temp-scaling"),
     ("torch-uncertainty", "TemperatureScaler"): with_torch_uncertainty("TemperatureScaler"),
     ("kcal", "TemperatureScaling"): with_kcal("ts"),
     ("torch-uncertainty", "VectorScaler"): with_torch_uncertainty("VectorScaler"),
     ("kcal", "VectorScaling"): with_kcal("vector"),
     ("scikit-learn", "sigmoid"): with_scikit("sigmoid"),
+    ("scikit-learn", "sigmoid of logits"): with_scikit("sigmoid", Decisions),
+    ("netcal", "LogisticCalibration"): with_netcal("scaling", "LogisticCalibration"),
     ("kcal", "PlattScaling"): with_kcal("platt"),
     ("scikit-learn", "isotonic"): with_scikit("isotonic"),
+    ("scikit-learn", "isotonic of logits"): with_scikit("isotonic", Decisions),
     ("netcal", "IsotonicRegression"): with_netcal("binning", "IsotonicRegression"),
     ("kcal", "IsotonicCalibration"): with_kcal("isotonic"),
     ("probmetrics", "sms"): with_probmetrics("sms"),
@@ -180,11 +193,11 @@ def compare(pool: Rows, share: float, splits: int) -> list[dict[str, Any]]:
         calibration, test = (Rows(*(part[rows] for part in pool)) for rows in (order[:cut], order[cut:]))
         for (library, method), run in METHODS.items():
             torch.manual_seed(split)
-            start = perf_counter()
+            start = process_time()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 probs = run(calibration, test)
-            seconds = perf_counter() - start
+            seconds = process_time() - start
             named = {"library": library, "method": method, "split": split}
             lines.append(named | measure(probs.astype(np.float64), test.labels) | {"seconds": seconds})
     return lines
@@ -198,6 +211,7 @@ def main(
 ) -> None:
     """Compare the methods that kcal shares with other libraries."""
     torch.set_num_threads(1)
+    operators = define_missing_operators()  # torch-uncertainty imports torchvision
     typer.echo(", ".join(f"{name} {version(name)}" for name in LIBRARIES))
     frames = []
     for name in ["example", *tasks]:
@@ -208,8 +222,9 @@ def main(
         means = frame.groupby(["library", "method"], sort=False)[columns].mean()
         typer.echo(f"\n{name}: {len(pool.labels):,} rows, {pool.logits.shape[1]} classes, {splits} splits")
         typer.echo(means.round(4).to_string())
+    del operators
     if out is not None:
-        pandas.concat(frames).to_csv(out, index=False)
+        pandas.concat(frames).to_csv(out, index=False, float_format="%.6g")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
+import pandas
 import pytest
 from sklearn.metrics import log_loss
 from torch import from_numpy
@@ -10,6 +14,8 @@ from torch import from_numpy
 from experiments.neighbors import METHODS, Rows, compare, measure, read_pool
 
 torchmetrics = pytest.importorskip("torchmetrics.functional.classification")
+DOCS = Path(__file__).parents[2] / "docs"
+NUMBER = re.compile(r"(?<=\| )\d+\.\d+(?= \|)")
 LOCAL = {key: run for key, run in METHODS.items() if key[0] in ("", "scikit-learn", "kcal") and key[1] != "KCalBlend"}
 
 
@@ -31,3 +37,16 @@ def test_methods_lower_the_log_loss_of_the_network(monkeypatch: pytest.MonkeyPat
     assert len(losses) == len(LOCAL)
     assert losses["kcal", "TemperatureScaling"] < 0.8 * losses["", "no calibration"]
     assert losses["kcal", "TemperatureScaling"] == pytest.approx(losses["scikit-learn", "temperature"], rel=0.01)
+
+
+def test_the_table_of_the_page_has_the_means_of_the_stored_results() -> None:
+    measures = pandas.read_csv(DOCS / "results/neighbors.csv", keep_default_na=False)
+    assert set(measures.groupby(["task", "library", "method"]).size()) == {10}
+    table = (DOCS / "neighbors.md").read_text(encoding="utf-8").replace("**", "")
+    shown = {cells for cells in map(tuple, map(NUMBER.findall, table.splitlines())) if len(cells) == 6}
+    expected = set()
+    for (_, method), of_method in measures.groupby(["library", "method"]):
+        means = of_method.groupby("task", sort=False)[["log-loss", "ECE, %"]].mean()
+        if not of_method["failed"].any() and method != "TemperatureScaling of float32":
+            expected.add(tuple(text for loss, ece in means.to_numpy() for text in (f"{loss:.4f}", f"{ece:.2f}")))
+    assert shown == expected
