@@ -544,8 +544,9 @@ def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labe
     if unknown.any():
         row = int(np.argmax(unknown))
         value = labels[row].item() if hasattr(labels[row], "item") else labels[row]
-        expected, got = f"must be in classes ({len(classes)} of them)", f"{value!r} at row {row}"
-        raise InvalidInputError(name, expected, got=got, remedy=f"Pass classes=[..., {value!r}] if the class exists.")
+        known = f"{', '.join(map(repr, classes[:5].tolist()))}{', …' if len(classes) > 5 else ''}"
+        expected, got = f"must be one of the {len(classes)} classes {known}", f"{value!r} at row {row}"
+        raise InvalidInputError(name, expected, got=got, remedy="If the class exists, name it in classes, too.")
     return codes.astype(np.int64)
 
 

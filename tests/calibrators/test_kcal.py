@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GroupKFold, cross_val_score
 from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
@@ -390,6 +391,9 @@ def test_summary_shows_the_weighted_loss_of_the_fit(problem):
     fixed = identity(bandwidth=searched.bandwidth_)
     fixed.fit(problem.embeddings, problem.labels, sample_weight=weights)
     assert fixed.summary()["leave-one-out log-loss"] == searched.summary()["leave-one-out log-loss"]
+    smoothed = KCal(projection="identity").fit(problem.embeddings, problem.labels)
+    expected = log_loss(problem.labels, smoothed.leave_one_out_proba_)
+    assert smoothed.summary()["leave-one-out log-loss"] == f"{expected:.4f}"
     by_folds = KCal(projection="identity", folds=4).fit(problem.embeddings, problem.labels)
     before = by_folds.summary()
     assert "log-loss over 4 folds" in before

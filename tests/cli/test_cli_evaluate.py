@@ -198,6 +198,9 @@ def test_of_all_methods_those_that_lack_their_inputs_are_left_out_with_a_warning
     assert "kcal-linear is left out" in result.stderr
     assert "kcal-paper" not in result.stderr  # it takes an hour: it is run if it is named, not among all
     run("compare", calibration, calibration, "--methods", "ts", code=3)
+    result = run("compare", "logits.npz", test_set, "--no-intervals", "--json", "figures.json")
+    assert list(json.loads(Path("figures.json").read_text())["metrics"])[-2:] == ["ts", "sms"]
+    assert "kcal-blend is left out" in result.stderr
 
 
 def test_a_report_shows_every_method_without_folders(run, calibration, test_set, tmp_path):

@@ -72,6 +72,13 @@ def test_every_format_gives_the_model_of_the_library(run, tmp_path, suffix):
     np.testing.assert_allclose(found, expected.predict_proba(new["embeddings"], logits=new["logits"]), atol=1e-5)
 
 
+def test_the_summary_names_the_columns_that_are_not_used(run):
+    write_columns(Path("data.csv"), columns_of(blobs(90, 1)))
+    output = " ".join(run("fit", "data.csv", "-o", "m.kcal", "--logits", "z_*").stdout.split())
+    assert "not used columns e_0, e_1, e_2, e_3, e_4" in output
+    assert "not used" not in run("fit", "data.csv", "-o", "m.kcal", *TABLE).stdout
+
+
 def test_the_summary_names_columns_and_results_and_is_json(run, tmp_path):
     write_columns(tmp_path / "data.csv", columns_of(blobs(90, 1)))
     output = " ".join(run("fit", "data.csv", "-o", "m.kcal", *TABLE).stdout.split())

@@ -254,8 +254,9 @@ compare C T --methods ts,ts | 2 | more than once
 compare C T --methods ts,sms --embeddings embeddings | 2 | --embeddings would have no effect
 compare C T --methods ts,sms --train C | 2 | --train
 compare bare.npz T --methods ts | 1 | ts: bare.npz has no logits; it has embeddings, labels. Name them with
-fit columns.csv -o N.kcal | 1 | columns.csv has no embeddings; it has id, label, e_0, e_1, e_2, e_3, e_4, z_cat, …
+fit columns.csv -o N.kcal | 1 | columns.csv has no embeddings or logits; it has id, label, e_0, e_1, e_2, e_3, e_4, z_cat, …
 fit columns.csv -o N.kcal -m kcal | 1 | columns.csv has no embeddings
+fit strange.csv -o N.kcal -m ts --logits z_* | 1 | labels must be one of the 3 classes 'cat', 'dog', 'owl'; got 'cow'
 fit columns.csv -o N.kcal -m ts | 1 | columns.csv has no logits
 fit columns.csv -o N.kcal -m knn --embeddings e_* | 1 | columns.csv has no logits
 explain M T --row 60 | 2 | --row must be a row of test.npz, 0 to 59; got 60
@@ -304,6 +305,7 @@ def test_a_wrong_command_line_is_one_message_that_names_the_option_and_writes_no
     write_columns(Path("new.parquet"), {f"e{k}": column for k, column in enumerate(bare["embeddings"].T)})
     kcal.save(kcal.train_projection(bare["embeddings"], bare["labels"]), "projection.kcal")
     write_columns(Path("columns.csv"), columns_of(blobs(90, 1)))
+    write_columns(Path("strange.csv"), columns_of(blobs(90, 1)) | {"label": ["cow"] * 90})
     Path("foreign.kcal").write_bytes(b"not a model")
     Path("empty").mkdir()
     names = {"C": "calibration.npz", "T": "test.npz", "M": "model.kcal"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import sys
@@ -352,3 +353,18 @@ def test_missing_extra_is_named(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'kcal\[onnx\]'"):
         scaled.to_onnx(tmp_path / "network.onnx", trained.points)
+
+
+def test_what_the_exporter_logs_on_its_way_is_not_shown(trained, models, tmp_path, monkeypatch, caplog):
+    export = torch.onnx.export
+
+    def chatty(*args: Any, **options: Any) -> Any:
+        for name in ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer"):
+            logging.getLogger(name).warning("torchvision is not installed")
+        return export(*args, **options)
+
+    monkeypatch.setattr(torch.onnx, "export", chatty)
+    levels = [logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")]
+    models["ts"].to_onnx(tmp_path / "network.onnx", trained.points)
+    assert "torchvision" not in caplog.text
+    assert [logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")] == levels

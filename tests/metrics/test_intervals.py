@@ -42,6 +42,7 @@ def test_every_metric_has_an_interval_and_a_seed_decides_it():
     frame = one.to_frame()
     assert list(frame.columns) == ["value", "debiased", "low", "high", "better"]
     assert frame.loc["accuracy", "low"] == one.intervals["accuracy"].low
+    assert frame.loc["smooth_calibration_error", ["debiased", "low", "high"]].isna().all()  # biased, without interval
 
 
 def test_groups_are_resampled_whole():

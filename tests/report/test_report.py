@@ -194,6 +194,13 @@ def test_subgroups_have_a_section_with_table_and_figure():
     assert "Accuracy and mean confidence of each site" in [figure["aria-label"] for figure in found.figures]
 
 
+def test_probabilities_alone_are_one_method():
+    probs, _, labels = sharpened(40, 2)
+    evaluation = evaluate(probs, labels)
+    expected = render_report({"model": probs}, labels, evaluations={"model": evaluation}, limit=1)
+    assert render_report(probs.tolist(), labels, evaluations={"model": evaluation}, limit=1) == expected
+
+
 def test_report_is_written_whole_or_not_at_all(tmp_path):
     probs, _, labels = sharpened(40, 2)
     options = {"evaluations": {"p": evaluate(probs, labels)}, "limit": 1}
@@ -217,7 +224,8 @@ def test_evaluations_must_be_of_the_same_samples_and_settings(judged):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("probs", np.full((4, 2), 0.5)),
+        ("probs", {}),
+        ("probs", np.full((4, 2), 2.0)),
         ("probs", {"p": "x"}),
         ("probs", {"p": np.full((4, 2), 0.5), "q": np.full((4, 4), 0.25)}),
         ("labels", [0, 1, 0]),

@@ -38,8 +38,8 @@ def warn_missing_classes(classes: NDArray[Any], counts: NDArray[Any], remedy: st
         have, get, them = ("has", "gets", "it") if len(missing) == 1 else ("have", "get", "them")
         names = f"{', '.join(map(repr, missing[:5]))}{', …' if len(missing) > 5 else ''}"
         warn(
-            f"{len(missing)} of {len(classes)} classes {have} no calibration sample and {get} a probability of 0 or "
-            f"close to it: {names}. Add samples of {them}.",
+            f"{len(missing)} of {len(classes)} classes {have} no calibration sample ({names}) and {get} almost no "
+            f"probability. Add samples of {them}.",
             MissingClassWarning,
             remedy=remedy,
         )
@@ -125,5 +125,6 @@ def warn_untrained(metric: str) -> None:
     warn(
         f"No training set was given: no projection is learned, and distances are those of {compared}.",
         KcalWarning,
-        remedy=f'Pass train_embeddings and train_labels, or projection="{metric}" if this is what you want.',
+        remedy="Pass the network's training set (train_embeddings and train_labels, or --train of kcal fit), or "
+        f'projection="{metric}" if this is what you want.',
     )

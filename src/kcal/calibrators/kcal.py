@@ -403,14 +403,12 @@ class KCal(KernelCalibrator):
         """Return the main results of the fit for display, label to text."""
         fit = self._latest()
         estimate, curve = fit.model.estimate, fit.curve
-        groups = None if fit.samples is None else fit.samples.keys()
-        unit = "one" if groups is None else "one-group"
-        loss = fit.model.leave_one_out_score(groups)[1] if curve is None else curve.loss
-        name = (
-            f"leave-{unit}-out log-loss"
-            if curve is None or curve.n_folds is None
-            else f"log-loss over {curve.n_folds} folds"
-        )
+        if curve is not None and curve.n_folds is not None:
+            name, loss = f"log-loss over {curve.n_folds} folds", curve.loss
+        else:
+            groups = None if fit.samples is None else fit.samples.keys()
+            name = f"leave-{'one' if groups is None else 'one-group'}-out log-loss"
+            loss = fit.model.leave_one_out_score(groups)[1]
         return {
             "support": f"{len(estimate.points):,} {estimate.compression or 'samples'}",
             "dimension": f"{self.n_features_in_:,} → {estimate.dimension:,}",
@@ -465,7 +463,7 @@ class KCal(KernelCalibrator):
         frequencies = samples.frequencies()
         check_prior_reaches(check_prior(self.prior, samples.classes), torch.from_numpy(frequencies))
         if not self.smoothing:
-            remedy = "Or pass smoothing=1e-3 to give them some probability."
+            remedy = "Or use KCalBlend, which takes their probability from the logits, or pass smoothing=1e-3."
             warn_missing_classes(samples.classes, frequencies, remedy)
         if isinstance(self.projection, TrainedProjection):
             warn_training_rows(samples.embeddings, self.projection.fingerprints)

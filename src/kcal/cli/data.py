@@ -44,8 +44,19 @@ def require(outputs: FileOutputs, needs: Collection[str], path: Path) -> None:
     """Raise if a file has none of a part that is needed, and say what it has."""
     for part in needs:
         if getattr(outputs, part) is None:
-            problem = f"has no {part}; it has {shorten(outputs.available) or 'nothing with a name'}"
-            raise InvalidInputError(str(path), problem, remedy=f"Name them with --{part}: an array, columns or a file.")
+            raise _lacking(outputs, path, part)
+
+
+def require_matrix(outputs: FileOutputs, path: Path) -> None:
+    """Raise if a file has neither embeddings nor logits."""
+    if outputs.embeddings is None and outputs.logits is None:
+        raise _lacking(outputs, path, "embeddings", "logits")
+
+
+def _lacking(outputs: FileOutputs, path: Path, *parts: str) -> InvalidInputError:
+    problem = f"has no {' or '.join(parts)}; it has {shorten(outputs.available) or 'nothing with a name'}"
+    named = " or ".join(f"--{part}" for part in parts)
+    return InvalidInputError(str(path), problem, remedy=f"Name them with {named}: an array, columns or a file.")
 
 
 def needs_to_fit(calibrator: Calibrator) -> tuple[str, ...]:

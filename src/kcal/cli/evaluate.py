@@ -74,23 +74,23 @@ def evaluate(
 def compare(
     calibration: options.Calibration,
     data: options.Data,
-    methods: options.Methods = "ts,sms,kcal-blend",
+    methods: options.Methods = None,
     train: options.Train = None,
     train_labels: options.TrainLabels = None,
     **shared: options.Shared,
 ) -> Result:
     """Fit several methods on one file, and measure them on another: the network's own probabilities come first.
 
-    With [cyan]--methods all[/], methods that lack their inputs or their package are left out with a warning. Options
-    about data hold for both files.
+    With [cyan]--methods all[/] or without --methods, methods that lack their inputs or their package are left out with
+    a warning. Options about data hold for both files.
 
     [bold]Example[/]
 
     [green]kcal compare calibration.npz test.npz --methods ts,kcal,kcal-blend[/]
     """
-    names = parse_methods(methods, kcal.METHODS)
+    names = parse_methods(options.COMPARED if methods is None else methods, kcal.METHODS)
     check_measuring(shared)
-    skips = methods.strip() == "all"
+    skips = methods is None or methods.strip() == "all"
     comparison = fit_methods(names, calibration, data, shared, (train, train_labels), skip_failures=skips)
     return measure(comparison, shared, {"calibration": calibration, "data": data})
 

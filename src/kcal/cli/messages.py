@@ -24,6 +24,9 @@ EXIT_CODES = (
 CONTENT = (*PARTS, "classes", "probabilities")
 """Parameters whose errors are about what a file holds, not about the options that name it."""
 
+NAMES_IN_FILES = {"y": "labels"}
+"""What a file calls the arguments of the library's ``fit``."""
+
 _UsageError: Any = typer.BadParameter.__base__
 """The base class of all errors of typer about options and commands, for which it exports no name."""
 
@@ -78,7 +81,8 @@ def error_text(error: KcalError, options: Mapping[str, str]) -> tuple[str, bool]
     """Return an error's message with the option in place of its parameter, and whether it is about an option."""
     if not isinstance(error, InvalidInputError) or not error.expected:
         return str(error), False
-    name = error.parameter if error.parameter in CONTENT else options.get(error.parameter, error.parameter)
+    name = NAMES_IN_FILES.get(error.parameter, error.parameter)
+    name = name if name in CONTENT else options.get(name, name)
     return str(InvalidInputError(name, error.expected, got=error.got, remedy=error.remedy)), name.startswith("--")
 
 

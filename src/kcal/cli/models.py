@@ -65,8 +65,7 @@ def fit(
     reason = ""
     if method is None:
         outputs = inputs.read(data, shared, options.PARTS, needs=("labels",))
-        if outputs.logits is None:
-            inputs.require(outputs, ("embeddings",), data)
+        inputs.require_matrix(outputs, data)
         method, reason = choose_method(outputs)
         calibrator = build_calibrator(method, shared, settings or [], reason)
         inputs.check_unused(shared, inputs.parts_to_fit(calibrator), method)
@@ -86,6 +85,8 @@ def fit(
     kcal.save(calibrator, out)
     rows = int((outputs.weights > 0).sum()) if outputs.weights is not None else inputs.n_rows(outputs)
     columns = {part: outputs.columns[part] for part in options.PARTS if part in outputs.columns}
+    taken = {name for names in columns.values() for name in names}
+    unused = [name for name in outputs.available if columns and name not in taken]
     labels, results = calibrator.classes_.tolist(), calibrator.summary()
 
     def show() -> None:
@@ -100,6 +101,8 @@ def fit(
         if calibrator.inputs == "both":
             takes = f"{len(labels):,} columns" if calibrator.tags.needs_logits else "none: fitted on embeddings alone"
             texts.setdefault("logits", takes)
+        if unused:
+            texts["not used"] = f"column{'s' if unused[1:] else ''} {shorten(unused)}"
         texts |= results | {"file": f"{out}, {decimal(out.stat().st_size)}"}
         for title, text in texts.items():
             table.add_row(title, "\n".join(shown(part) for part in text.split("\n")))

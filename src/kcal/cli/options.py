@@ -89,7 +89,9 @@ Engine = Annotated[
 Address = Annotated[Text, _main("HOST:PORT", "Head of the Ray cluster; local for a new one. (default: this machine's)")]
 Workers = Annotated[Integer, _main("N", "Worker processes on Ray. (default: as many as fit)", min=1)]
 Evidence = Annotated[bool, _main(None, "Add evidence: the share of calibration samples that have less.", "--evidence")]
-Methods = Annotated[str, _main("A,B,C", "Methods to fit, or all. (default: ts,sms,kcal-blend)")]
+COMPARED = "ts,sms,kcal-blend"
+"""The methods of ``kcal compare`` where none are named."""
+Methods = Annotated[Text, _main("A,B,C", f"Methods to fit, or all. (default: {COMPARED}, as the data allow)")]
 Before = Annotated[File, _input_option("FILE", "Probabilities to compare with, in place of the network's.")]
 Train = Annotated[File, _input_option("FILE", "Outputs for the network's training data, to learn the projection from.")]
 TrainLabels = Annotated[Text, _main("NAME", "Labels of the training data. (default: as --labels)")]

@@ -7,6 +7,7 @@ batch sizes and far from the calibration set: the outputs must agree.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -243,14 +244,29 @@ def _convert(
     size = sum(tensor.nbytes for tensor in chain(predictor.parameters(), predictor.buffers()))
     options: dict[str, Any] = {"dynamo": True, "verbose": False, "external_data": size > EXTERNAL_BYTES}
     names: dict[str, Any] = {"input_names": predictor.names, "output_names": predictor.output_names}
-    with warnings.catch_warnings(), _export_errors("torch.onnx does not write the file", OPERATOR_REMEDY):
-        warnings.simplefilter("ignore")
+    with _quiet_exporter(), _export_errors("torch.onnx does not write the file", OPERATOR_REMEDY):
         torch.onnx.export(program, f=path, **names, **options)
     model = onnx.load(path, load_external_data=False)
     onnx.helper.set_model_props(model, dict(metadata))
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     path.write_bytes(model.SerializeToString())
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Keep back what torch.onnx and onnxscript say on their way: the file is verified afterwards."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _data_name(target: Path) -> str:

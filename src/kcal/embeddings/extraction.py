@@ -258,7 +258,10 @@ def check_batch_labels(labels: Any, name: str, n_samples: int, n_classes: int) -
         raise InvalidInputError(name, "must be one class per sample", got=f"shape {array.shape}", remedy=remedy)
     codes = check_labels(array[:, 0] if array.shape[1:] == (1,) else array, n_samples, name)
     if codes.dtype.kind == "U":
-        remedy = "Give the columns of the logits as labels, and their names as classes= of fit."
+        remedy = (
+            "A loader gives columns of the logits, which classes= of fit names; fit(X, y, classes=...) of arrays takes "
+            "the names themselves."
+        )
         raise InvalidInputError(name, "must be class indices", got="text", remedy=remedy)
     expected = f"must be from 0 to {n_classes - 1}, columns of the logits"
     raise_where((codes < 0) | (codes >= n_classes), codes, name, expected)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Protocol = Literal["standard", "paper"]
 BINS: dict[str, int] = {"standard": 15, "paper": 20}
 THRESHOLDS: dict[str, Threshold] = {"standard": 0.0, "paper": "max"}
-INTERVAL_NOTE = "calibration errors are biased upwards: debiased is without the part that chance adds"
+INTERVAL_NOTE = "calibration errors are biased upwards: debiased is without the part that chance adds, and the intervals are about it"
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,19 @@ class Evaluation:
     def to_frame(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with one row per metric: value, interval and which direction is better.
 
-        With intervals, the column ``debiased`` is the estimate that the interval is about; the value itself if the
-        metric is not biased.
+        With intervals, the column ``debiased`` is the estimate that the interval is about, the value itself if the
+        metric is not biased; NaN for the smooth ECE, which has no interval.
         """
         import pandas
 
         values = self.metrics
         frame = pandas.DataFrame({"value": values}, index=pandas.Index(values, name="metric"))
         if self.intervals:
-            frame["debiased"] = [self.debiased.get(name, value) for name, value in values.items()]
-            frame[["low", "high"]] = [self.intervals.get(name, (float("nan"), float("nan"))) for name in values]
+            nan = float("nan")
+            frame["debiased"] = [
+                self.debiased.get(name, value if name in self.intervals else nan) for name, value in values.items()
+            ]
+            frame[["low", "high"]] = [self.intervals.get(name, (nan, nan)) for name in values]
         frame["better"] = [self.definitions[name].direction for name in values]
         return frame
 

@@ -48,7 +48,7 @@ MAX_SUBGROUPS_DRAWN = 60
 
 
 def write_report(
-    folder: str | os.PathLike[str], probs: Mapping[str, ArrayLike], labels: ArrayLike, **options: Any
+    folder: str | os.PathLike[str], probs: Mapping[str, ArrayLike] | ArrayLike, labels: ArrayLike, **options: Any
 ) -> Path:
     """Write `render_report` as report.html into a folder, which is made if it does not exist; return the file.
 
@@ -68,7 +68,7 @@ def write_report(
 
 
 def render_report(
-    probs: Mapping[str, ArrayLike],
+    probs: Mapping[str, ArrayLike] | ArrayLike,
     labels: ArrayLike,
     *,
     class_names: Sequence[object] | None = None,
@@ -87,8 +87,8 @@ def render_report(
     Parameters
     ----------
     probs
-        The probabilities of each method by name, (n_samples, n_classes). The last method is the one that the report is
-        about; the others are its baselines, like the uncalibrated network.
+        Probabilities, (n_samples, n_classes), or those of each method by name. The last method is the one that the
+        report is about; the others are its baselines, like the uncalibrated network.
     labels
         True classes as column indices, (n_samples,).
     class_names
@@ -116,6 +116,7 @@ def render_report(
     check_integer(limit, "limit", minimum=1, maximum=MAX_CLASSES)
     for term, value in (("sources", sources), ("settings", settings)):
         check_kind(value, term, Mapping | None, "a dictionary from terms to text, or None")
+    probs = probs if isinstance(probs, Mapping) else {"model": probs}
     n_classes = _check_methods(probs, labels, sample_weight)
     names = range(n_classes) if class_names is None else check_names(class_names, n_classes)
     methods = _compute_results(probs, labels, evaluations, sample_weight, groups)
@@ -434,10 +435,10 @@ def _compute_results(
     return results
 
 
-def _check_methods(probs: Any, labels: Any, sample_weight: Any) -> int:
+def _check_methods(probs: Mapping[str, Any], labels: Any, sample_weight: Any) -> int:
     """Return the number of classes; raise unless all methods have probabilities of them."""
-    if not isinstance(probs, Mapping) or not 0 < len(probs) <= MAX_METHODS:
-        expected = f"must map the names of 1 to {MAX_METHODS} methods to their probabilities"
+    if not 0 < len(probs) <= MAX_METHODS:
+        expected = f"must have the probabilities of 1 to {MAX_METHODS} methods"
         raise InvalidInputError("probs", expected, got=shown(probs))
     sizes = {check_predictions(values, labels, sample_weight).n_classes for values in probs.values()}
     if len(sizes) > 1:
