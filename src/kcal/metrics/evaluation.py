@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 Protocol = Literal["standard", "paper"]
 BINS: dict[str, int] = {"standard": 15, "paper": 20}
 THRESHOLDS: dict[str, Threshold] = {"standard": 0.0, "paper": "max"}
-INTERVAL_NOTE = "calibration errors are biased upwards: debiased is without the part that chance adds, and the intervals are about it"
+INTERVAL_NOTE = (
+    "calibration errors are biased upwards: debiased is without the part that chance adds; the intervals are about it"
+)
 
 
 @dataclass(frozen=True)
