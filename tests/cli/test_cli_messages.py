@@ -254,7 +254,7 @@ compare C T --methods ts,ts | 2 | more than once
 compare C T --methods ts,sms --embeddings embeddings | 2 | --embeddings would have no effect
 compare C T --methods ts,sms --train C | 2 | --train
 compare bare.npz T --methods ts | 1 | ts: bare.npz has no logits; it has embeddings, labels. Name them with
-fit columns.csv -o N.kcal | 1 | columns.csv has no embeddings or logits; it has id, label, e_0, e_1, e_2, e_3, e_4, z_cat,
+fit columns.csv -o N.kcal | 1 | columns.csv has no embeddings or logits; it has id, label, e_0, e_1, e_2, e_3, e_4,
 fit columns.csv -o N.kcal -m kcal | 1 | columns.csv has no embeddings
 fit strange.csv -o N.kcal -m ts --logits z_* | 1 | labels must be one of the 3 classes 'cat', 'dog', 'owl'; got 'cow'
 fit columns.csv -o N.kcal -m ts | 1 | columns.csv has no logits
