@@ -224,7 +224,7 @@ def methods(name: options.MethodName = None, **shared: options.Shared) -> Result
             return
         table = simple_table("parameter", "option", "default", n_texts=3)
         for parameter, value in result[name]["parameters"].items():
-            table.add_row(parameter, option_of(parameter), shown(json.dumps(value)))
+            table.add_row(parameter, option_of(parameter), "–" if value is None else shown(json.dumps(value)))
         screen.print(table)
         typer.echo(method_help(known[name].calibrator_class, result[name]["parameters"]))
 
@@ -232,12 +232,23 @@ def methods(name: options.MethodName = None, **shared: options.Shared) -> Result
 
 
 def method_help(method: type, parameters: Collection[str]) -> str:
-    """Return the first paragraph about a method and what is said about some of its parameters, without markup."""
-    text = re.sub(r":\w+:`~?([^`]+)`", r"\1", inspect.getdoc(method) or "").replace("``", "")
-    section = text.partition("Parameters\n----------\n")[2].partition("\n\n")[0]
-    entries = re.split(r"\n(?=\S)", section)
-    chosen = [entry for entry in entries if set(re.split(r", | : ", entry.partition("\n")[0])) & set(parameters)]
-    return "\n".join([f"{text.partition(chr(10) * 2)[0]}\n", *chosen]).rstrip()
+    """Return the first paragraph about a method and what is said about some of its parameters, without markup.
+
+    A class that says nothing of its parameters has those of the class that it derives from.
+    """
+    heading, commands = "Parameters\n----------\n", {}
+    for name, known in reversed(kcal.METHODS.items()):
+        commands[known.calibrator_class.__name__] = name
+    texts = [inspect.cleandoc(base.__doc__ or "") for base in method.__mro__]
+    section = next((text for text in texts if heading in text), "").partition(heading)[2].partition("\n\n")[0]
+    parts = [texts[0].partition("\n\n")[0], ""]
+    for entry in re.split(r"\n(?=\S)", section):
+        title, _, text = entry.partition("\n")
+        names, colon, kind = title.partition(" : ")
+        if chosen := [name for name in names.split(", ") if name in parameters]:
+            parts += [f"{', '.join(chosen)}{colon}{kind}", text]
+    plain = re.sub(r":\w+:`~?([^`]+)`", r"\1", "\n".join(parts)).replace("``", "").rstrip()
+    return re.sub(r"[Aa]s in (\w+)", lambda found: f"{found[0]} (kcal methods {commands[found[1]]})", plain)
 
 
 @options.takes(options.OUTPUT)
