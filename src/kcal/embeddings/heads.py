@@ -319,7 +319,7 @@ def _listed(names: list[str], layers: Mapping[str, nn.Module], calls: Mapping[st
     lines = []
     for name in names[-MAX_LISTED:]:
         width, n_outputs = n_features(layers[name])
-        shapes = "".join(f", input {tuple(made.inputs.shape)}" for made in calls.get(name, []))
+        shapes = "".join(f", input {tuple(made.inputs.squeeze(1).shape)}" for made in calls.get(name, []))
         lines.append(f"{name} ({width} → {n_outputs}{shapes})")
     return "these candidates: " + "; ".join(lines) if lines else "a network without linear layers"
 
