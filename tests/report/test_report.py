@@ -194,6 +194,21 @@ def test_subgroups_have_a_section_with_table_and_figure():
     assert "Accuracy and mean confidence of each site" in [figure["aria-label"] for figure in found.figures]
 
 
+def test_verdict_names_the_subgroups_that_are_off():
+    generator, site = np.random.default_rng(0), np.arange(3000) % 2
+    sure = generator.uniform(0.6, 0.8, size=3000)
+    right = generator.random(3000) < sure + np.array([0.1, -0.1])[site]  # each site is off, and both together are not
+    probs, labels = np.stack([sure, 1 - sure], axis=1), (~right).astype(int)
+    options = {"evaluations": {"model": evaluate(probs, labels)}, "limit": 1}
+    verdict = Document(render_report(probs, labels, by=pandas.Series(site, name="site"), **options)).sections["verdict"]
+    assert "Subgroups to look at: 0 (too low), 1 (too high)." in " ".join(verdict.split())
+    assert "Calibrated on average, but not in every site" in verdict
+    none = Document(render_report(probs, labels, by=generator.integers(2, size=3000), **options)).sections["verdict"]
+    assert "Subgroups to look at: none" in none
+    assert "Calibrated on average, as far" in none
+    assert "Subgroups" not in Document(render_report(probs, labels, **options)).sections["verdict"]
+
+
 def test_probabilities_alone_are_one_method():
     probs, _, labels = sharpened(40, 2)
     evaluation = evaluate(probs, labels)

@@ -213,7 +213,9 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The judgement of the last method; "classes" if only its class-wise error is beyond chance."""
+        """The judgement of the last method; if it is calibrated as a whole, what is not: "subgroups" or "classes"."""
+        if self.last.judgement == "calibrated" and self.suspect_subgroups:
+            return "subgroups"
         interval = self.evaluation.intervals.get("classwise_calibration_error")
         if self.last.judgement == "calibrated" and interval is not None and interval.low > 0:
             return "classes"
@@ -240,6 +242,13 @@ class Report:
         found = np.flatnonzero(errors.beyond_chance)
         sizes = np.fmax(errors.debiased, np.abs(errors.signed_error))[found]
         return [int(k) for k in found[np.argsort(-sizes, kind="stable")]]
+
+    @property
+    def suspect_subgroups(self) -> list[tuple[Any, str]]:
+        """Names of the subgroups whose confidence is too high or too low beyond chance, with which of the two."""
+        found = self.subgroups
+        pairs = () if found is None else zip(found.names, found.direction, strict=True)
+        return [pair for pair in pairs if pair[1]]
 
     @property
     def metrics_table(self) -> Table:
