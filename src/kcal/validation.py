@@ -334,16 +334,16 @@ def look_like_probabilities(rows: torch.Tensor) -> bool:
 def warn_probabilities(
     rows: torch.Tensor,
     representation: str,
-    name: str = "X",
-    remedy: str = 'Pass representation="probabilities" if it is.',
+    name: str = "logits",
+    remedy: str = 'Pass representation="probabilities" if they are.',
 ) -> None:
     """Warn if what was passed as logits, (n, n_classes), looks like the output of a softmax or a sigmoid."""
     if representation != "logits" or len(rows) < MIN_ROWS_TO_WARN:
         return
     is_column = rows.shape[1] == 2 and not bool(rows[:, 0].any()) and rows.min() >= 0 and rows.max() <= 1
     if is_column or look_like_probabilities(rows):  # one column of logits was completed by zeros
-        what = "" if is_column else ", and its rows sum to 1"
-        message = f"{name} was passed as logits, but all of it lies between 0 and 1{what}: it looks like probabilities."
+        what = "" if is_column else ", and their rows sum to 1"
+        message = f"All {name} lie between 0 and 1{what}: they look like probabilities."
         warn(message, RepresentationWarning, remedy=remedy)
 
 

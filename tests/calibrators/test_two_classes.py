@@ -152,7 +152,7 @@ def test_a_table_of_one_column_names_no_class() -> None:
 
 # Probabilities that are passed as logits
 
-WARNING = 'looks like probabilities. Pass representation="probabilities" if it is'
+WARNING = 'look like probabilities. Pass representation="probabilities" if they are'
 
 
 @pytest.mark.parametrize("name", WITH_REPRESENTATION)
@@ -166,7 +166,7 @@ def test_probabilities_passed_as_logits_are_warned_of_once_by_fit_and_by_predict
 
 
 def test_a_blend_warns_of_probabilities_passed_as_logits() -> None:
-    with pytest.warns(RepresentationWarning, match=f"^logits was passed as logits.*{WARNING}"):
+    with pytest.warns(RepresentationWarning, match=f"^All logits lie between 0 and 1.*{WARNING}"):
         KCalBlend().fit(EMBEDDINGS, LABELS, logits=np.column_stack([1 - PROBS, PROBS]))
     blend = KCalBlend().fit(EMBEDDINGS, LABELS, logits=LOGITS)
     with pytest.warns(RepresentationWarning, match=WARNING):

@@ -87,7 +87,7 @@ def equal_tokens() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "candidates"),
     [
-        (TwoHeads, r"head \(8 → 5, input \(3, 1, 8\)\); head_dist \(8 → 5, input \(3, 1, 8\)\)"),
+        (TwoHeads, r"head \(8 → 5, input \(3, 8\)\); head_dist \(8 → 5, input \(3, 8\)\)"),
         (equal_heads, "several layers"),
         (equal_tokens, "score"),
         (TokenMean, r"score \(16 → 5, input \(1, 3, 16\)\)"),
@@ -234,7 +234,7 @@ def test_weights_may_be_computed_from_others() -> None:
         nn.utils.parametrizations.weight_norm(network.fc)
     outputs = extract(found, [torch.randn(3, 6)])
     np.testing.assert_allclose(applied(found.fc, outputs.embeddings), outputs.logits, atol=1e-6)
-    with pytest.raises(InvalidInputError, match=r"head is needed.*fc \(8 → 5, input \(3, 1, 8\)\)"):
+    with pytest.raises(InvalidInputError, match=r"head is needed.*fc \(8 → 5, input \(3, 8\)\)"):
         extract(refused, [torch.randn(3, 6)])
 
 

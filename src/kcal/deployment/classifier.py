@@ -187,7 +187,7 @@ class CalibratedClassifier(nn.Module):
         if classes is None and calibration.logits is not None and "classes" in calibrator.tags.fit_options:
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         if logits is not None and of_what is not None:
-            warn_probabilities(torch.from_numpy(np.asarray(logits)), of_what, "The network's output", RETURN_LOGITS)
+            warn_probabilities(torch.from_numpy(np.asarray(logits)), of_what, "outputs of the network", RETURN_LOGITS)
         with without_warnings(RepresentationWarning):
             self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)

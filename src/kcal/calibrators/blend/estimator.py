@@ -234,7 +234,7 @@ class KCalBlend(KernelCalibrator):
         if logits is None:
             return None
         scores = check_logits(logits, len(rows), representation, **known)
-        warn_probabilities(scores, representation, "logits")
+        warn_probabilities(scores, representation)
         return scores
 
     def _check_inputs(self, fit: Fit, X: Any, logits: Any) -> tuple[torch.Tensor, torch.Tensor | None, ArrayKind]:
