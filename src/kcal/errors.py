@@ -90,7 +90,7 @@ class FewSamplesWarning(KcalWarning):
 
 
 class RepresentationWarning(KcalWarning):
-    """What was passed as logits looks like probabilities."""
+    """Logits look like probabilities."""
 
 
 class IdentifiabilityWarning(KcalWarning):

@@ -111,7 +111,9 @@ def test_probabilities_of_a_network_name_the_method_that_takes_them(last: nn.Mod
     torch.manual_seed(0)
     points, labels = torch.randn(90, 4), torch.arange(90) % 2
     network = nn.Sequential(nn.Linear(4, 2 if isinstance(last, nn.Softmax) else 1), last)
-    with pytest.warns(kcal.RepresentationWarning, match=r"^The network.*TemperatureScaling\(representation=") as caught:
+    with pytest.warns(
+        kcal.RepresentationWarning, match=r"^All outputs of the network.*TemperatureScaling\(representation="
+    ) as caught:
         model = CalibratedClassifier(network, "ts").fit(points, labels)
     assert len(caught) == 1
     model.predict_proba(points)  # which does not warn again
