@@ -1,6 +1,6 @@
 """Calibrators: one file per family of methods, one contract, one table of methods."""
 
-from kcal.calibrators.base import CalibrationModel, Calibrator, CalibratorState, PredictionModule, Tags, was_fitted_on
+from kcal.calibrators.base import CalibrationModel, Calibrator, PredictionModule, Tags, was_fitted_on
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.explain import Explanation
@@ -32,6 +32,7 @@ from kcal.calibrators.scaling import (
     VectorScaling,
 )
 from kcal.calibrators.spline import SplineCalibration
+from kcal.calibrators.state import CalibratorState
 
 __all__ = [
     "METHODS",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
@@ -19,6 +18,15 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from kcal.calibrators.state import (
+    CalibratorState,
+    LoadArgumentError,
+    below,
+    decode_classes,
+    encode_classes,
+    from_json,
+    to_json,
+)
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import without_autocast
 from kcal.samples import Samples
@@ -43,8 +51,6 @@ REPRESENTATIONS = ("logits", "probabilities")
 EXAMPLE_ROWS = 64
 MAX_FEATURES = 10**7
 """Of a calibrator in a file: no number in it may make loading allocate much memory."""
-MAX_LABEL_BYTES, MAX_BYTES_PER_CHARACTER = 2**26, 256
-"""Bound on the memory of decoded labels: a constant plus a multiple of their length as text."""
 FEATURES = ("n_features", "feature_names")
 FEW_ROWS = 64
 """Rows that are predicted without a limit of threads: their operations are too small to be split."""
@@ -164,14 +170,11 @@ class CalibrationModel(nn.Module):
 
         ``modules`` are parts that a configuration cannot describe, such as a projection of the caller's own.
         """
-        below: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        for name, tensor in tensors.items():
-            first, _, rest = name.partition(".")
-            below[first][rest] = tensor
-        values = {**config, **{name: group.get("", group) for name, group in below.items()}}
-        for name, declared in cls.fields.items():
-            if isinstance(declared, Submodule) and (name in below or name in config):
-                values[name] = declared.restore(config.get(name), below[name], **modules)
+        parts = {name: declared for name, declared in cls.fields.items() if isinstance(declared, Submodule)}
+        values = {**config, **{name: tensors[name] for name in tensors if name.partition(".")[0] not in parts}}
+        for name, declared in parts.items():
+            if (own := below(tensors, f"{name}.")) or name in config:
+                values[name] = declared.restore(config.get(name), own, **modules)
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
@@ -321,16 +324,6 @@ def _dtype_of(embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> t
     return computing_dtype(rows.dtype)
 
 
-@dataclass(frozen=True)
-class CalibratorState:
-    """The content of a fitted calibrator: parameters and values that JSON can represent, and tensors."""
-
-    method: str
-    parameters: dict[str, Any]
-    values: dict[str, Any]
-    tensors: dict[str, torch.Tensor] = field(repr=False)
-
-
 class Prediction(NamedTuple):
     """What a calibrator predicts for checked inputs."""
 
@@ -370,10 +363,6 @@ class Tags:
     """Whether it has a support of points, which ``compress`` makes smaller and ``to`` moves to a device."""
 
 
-class LoadArgumentError(InvalidInputError):
-    """Raise for an argument of :func:`kcal.load` beside the path that is wrong or missing; the file is sound."""
-
-
 class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base class of all calibrators.
 
@@ -400,6 +389,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     model_: CalibrationModel
     classes_: NDArray[Any]
     n_features_in_: int
+    logit_names_in_: NDArray[np.object_]  # of a method on embeddings and logits
     _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
 
     @abstractmethod
@@ -482,36 +472,27 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         }
         tensors = {f"model.{name}": tensor for name, tensor in self.model_.state_dict().items()}
         tensors["fingerprints"] = torch.from_numpy(self._fingerprints.view(np.int64))
+        if self.inputs == "both":
+            values["logit_names"] = self.logit_names_in_
         own_values, own_tensors = self._extra_state()
-        return CalibratorState(
-            self.method, json_values(self._stored_parameters()), json_values(values | own_values), tensors | own_tensors
-        )
+        values, parameters = to_json(values | own_values), to_json(self._stored_parameters())
+        return CalibratorState(self.method, parameters, values, tensors | own_tensors)
 
     @classmethod
     def _from_state(cls, state: CalibratorState, **parts: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes; ``parts`` are arguments of :func:`kcal.load`."""
-        config = state.values["model"]
-        stored = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
-        tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-        model = cls._model_class.from_state(config, tensors, **cls._model_parts(config, tensors, parts))
-        calibrator = cls(**cls._read_parameters(state.parameters, model))
+        for name in () if cls._tags.has_support else parts:
+            raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
+        model = cls._model_class.from_state(state.values["model"], below(state.tensors, "model."), **parts)
+        calibrator = cls(**cls._read_parameters(from_json(state.parameters), model))
         calibrator._check_parameters()
         classes = decode_classes(state.values["classes"])
         calibrator._restore_features(state, model, classes)
         calibrator._restore_fit(state, model, classes)
         return calibrator
 
-    @classmethod
-    def _model_parts(
-        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
-    ) -> dict[str, nn.Module]:
-        """Return modules that ``config`` cannot describe, from arguments of load; raise if one is missing or unused."""
-        for name in parts:
-            raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
-        return {}
-
     def _stored_parameters(self) -> dict[str, Any]:
-        """Return the parameters, in a form that :func:`json_values` takes."""
+        """Return the parameters, in a form that :func:`to_json` takes."""
         return dict(self.get_params(deep=False))
 
     @classmethod
@@ -520,7 +501,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return stored
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the fitted attributes beside the model that a file gets: values for JSON, and tensors."""
+        """Return what else a file has: values for :func:`to_json`, and tensors."""
         return {}, {}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
@@ -543,6 +524,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = n_features
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
+        if self.inputs == "both":
+            self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "classes_" in vars(self)
@@ -648,42 +631,6 @@ def check_two_parts(samples: Samples) -> None:
     if samples.n_parts < 2:
         name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
         raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got=f"1 {unit[:-1]}")
-
-
-def json_values(value: Any) -> Any:
-    """Return ``value`` as JSON can represent it: a record as an object with its name, arrays and tuples as lists."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if is_dataclass(value):
-        return {"record": type(value).__name__, **{name: json_values(entry) for name, entry in vars(value).items()}}
-    if isinstance(value, dict):
-        return {name: json_values(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_values(entry) for entry in value]
-    return value
-
-
-def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:
-    """Return class labels in a form that JSON can represent."""
-    if classes.dtype.kind not in "biufU":
-        raise InvalidInputError(
-            "classes", "must be integers, floats, booleans or strings to be saved", got=f"dtype {classes.dtype}"
-        )
-    return {"dtype": classes.dtype.str, "labels": classes.tolist()}
-
-
-def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
-    """Return the class labels that :func:`encode_classes` wrote."""
-    dtype, labels = np.dtype(stored["dtype"]), stored["labels"]
-    if dtype.kind not in "biufU" or not isinstance(labels, list):
-        raise FileFormatError(f"the stored labels are of dtype {dtype}, which kcal does not write.")
-    limit = MAX_LABEL_BYTES + MAX_BYTES_PER_CHARACTER * sum(len(str(label)) for label in labels)
-    if len(labels) * dtype.itemsize > limit:
-        raise FileFormatError(f"the stored labels would need more than {limit:,} bytes of memory.")
-    classes = np.array(labels, dtype=dtype)
-    if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
-        raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")
-    return classes
 
 
 def was_fitted_on(calibrator: Calibrator, X: Any) -> NDArray[np.bool_]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,10 +20,7 @@ from torch import nn
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
-    CalibratorState,
-    LoadArgumentError,
     Tags,
-    Tensors,
     fitted,
     option,
 )
@@ -70,7 +66,6 @@ from kcal.projection import (
     check_dimension,
     check_projection,
     find_projection,
-    frozen_copy,
     get_recipe,
     ignores_length,
     needs_training,
@@ -267,7 +262,6 @@ class KCal(KernelCalibrator):
     method: ClassVar[str] = "kcal"
 
     _model_class = KCalModel
-    _stored_records = (*KernelCalibrator._stored_records, FastRecipe, PaperRecipe, TrainingCurve)
     projection_ = fitted("estimate.projection")
     compression_ = fitted("estimate.compression")
     projection: Any = "residual"
@@ -282,7 +276,6 @@ class KCal(KernelCalibrator):
     smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     support: str = parameter("all", check_choice, choices=("all", "merged"))
     min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_SUPPORT_SIZE)
-    training_curve_: TrainingCurve | None = field(init=False)
     _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
 
     @classmethod
@@ -355,8 +348,8 @@ class KCal(KernelCalibrator):
             samples,
             bandwidth_record(samples, len(samples), model.estimate.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
+            training_curve=training_curve,
         )
-        self.training_curve_ = training_curve
         self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
         return self
 
@@ -387,6 +380,11 @@ class KCal(KernelCalibrator):
         """What the calibrator takes and offers."""
         learns = needs_training(self.projection)
         return replace(super().tags, uses_training_set=learns, recipe=self._training_recipe())
+
+    @property
+    def training_curve_(self) -> TrainingCurve | None:
+        """Loss of the projection's training, and the checkpoint that was chosen; None without a training."""
+        return self._built().training_curve
 
     @property
     def leave_one_out_proba_(self) -> NDArray[np.floating]:
@@ -609,37 +607,14 @@ class KCal(KernelCalibrator):
 
     # Files and parameters
 
-    @classmethod
-    def _model_parts(
-        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
-    ) -> dict[str, nn.Module]:
-        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
-        architecture = config["estimate"]["projection"]["architecture"]
-        if (architecture == OWN_MODULE) != ("projection" in parts):
-            expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
-            if architecture == OWN_MODULE:
-                expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
-                remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
-            raise LoadArgumentError("projection", expected, remedy=remedy)
-        return {name: frozen_copy(module, tensors["estimate.points"]) for name, module in parts.items()}
-
     def _stored_parameters(self) -> dict[str, Any]:
         stored = super()._stored_parameters()
         return stored if isinstance(self.projection, str) else {**stored, "projection": OWN_MODULE}
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
-        parameters = super()._read_parameters(stored, model)
         own = {"projection": model.estimate.projection} if stored["projection"] == OWN_MODULE else {}
-        return parameters | own
-
-    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        values, tensors = super()._extra_state()
-        return values | {"training_curve": self.training_curve_}, tensors
-
-    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        super()._restore_fit(state, model, classes)
-        self.training_curve_ = self._from_stored(state.values["training_curve"])
+        return stored | own
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

@@ -18,13 +18,10 @@ from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     CalibrationModel,
     Calibrator,
-    CalibratorState,
     Prediction,
     Tags,
     check_at_least_two,
     contains_rows,
-    decode_classes,
-    encode_classes,
 )
 from kcal.calibrators.compress import CompressionOptions, FindSize, check_target, compress_model
 from kcal.calibrators.explain import Explanation, explain_rows
@@ -32,10 +29,11 @@ from kcal.calibrators.fit_warnings import warn_known_rows
 from kcal.calibrators.kernel_model import example_rows
 from kcal.calibrators.online import BandwidthRecord, Counters, SampleTable, Updates, check_updates
 from kcal.calibrators.prior import check_prior, check_prior_reaches
+from kcal.calibrators.state import CalibratorState, decode_classes, encode_classes, from_json
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
-from kcal.projection import log_lengths
+from kcal.projection import TrainingCurve, log_lengths
 from kcal.samples import Samples, check_samples, code_groups, relative_weights
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -52,6 +50,8 @@ from kcal.validation import (
 )
 
 Index = NDArray[np.int64]
+STORED_VALUES = ("history", "counters", "curve", "training_curve")
+"""What a file has of a :class:`Fit` beside model and samples."""
 STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logits")
 """Columns of samples in a file; labels and points are those of the model."""
 
@@ -67,6 +67,7 @@ class Fit:
     counters: Counters
     history: tuple[BandwidthRecord, ...]
     curve: BandwidthCurve | None = None
+    training_curve: TrainingCurve | None = None
     version: int = 0  # of the table of samples; −1 if too few samples are left
     is_search_due: bool = False
 
@@ -108,8 +109,6 @@ class KernelCalibrator(Calibrator):
     """Whether samples of weight 0 are support points."""
     _known_rows_remedy: ClassVar[str] = ""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table")
-    _stored_records: ClassVar[tuple[type[Any], ...]] = (Updates, BandwidthRecord, BandwidthCurve, Counters)
-    """Dataclasses that files may have, as objects of JSON with the name of the class."""
     _opening: ClassVar[Any] = threading.Lock()
     prior: Any = None
     seed: int = 0
@@ -532,21 +531,9 @@ class KernelCalibrator(Calibrator):
         by_number = self.prior if prior is None or isinstance(self.prior, str) else prior.tolist()
         return {**super()._stored_parameters(), "prior": by_number}  # a mapping would need text as keys
 
-    @classmethod
-    def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
-        return {name: cls._from_stored(value) for name, value in stored.items()} | {"prior": stored["prior"]}
-
-    @classmethod
-    def _from_stored(cls, value: Any) -> Any:
-        """Return the value that :func:`~kcal.calibrators.base.json_values` stored; lists are tuples."""
-        if isinstance(value, dict):
-            kind = {record.__name__: record for record in cls._stored_records}[value["record"]]
-            return kind(**{name: cls._from_stored(entry) for name, entry in value.items() if name != "record"})
-        return tuple(map(cls._from_stored, value)) if isinstance(value, list) else value
-
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, samples = self._fit, self._fit.samples
-        values: dict[str, Any] = {"history": fit.history, "curve": fit.curve, "counters": fit.counters}
+        values: dict[str, Any] = {name: getattr(fit, name) for name in STORED_VALUES}
         if samples is None:
             return values | {"samples": None}, {}
         named = {"ids": samples.ids, "groups": samples.group_names}
@@ -557,21 +544,22 @@ class KernelCalibrator(Calibrator):
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         values = state.values
+        self.prior = state.parameters["prior"]  # a list
         model.estimate.check()
         samples = None if values["samples"] is None else read_samples(state, model.estimate.support, classes)
-        history, curve, counters = (self._from_stored(values[name]) for name in ("history", "curve", "counters"))
+        found = {name: from_json(values.get(name)) for name in STORED_VALUES}
+        curve = found["curve"]
         if curve is not None:
-            curve = replace(curve, bandwidths=np.array(curve.bandwidths), losses=np.array(curve.losses))
-        if not all(isinstance(record, BandwidthRecord) for record in history) or not isinstance(counters, Counters):
+            found["curve"] = replace(curve, bandwidths=np.array(curve.bandwidths), losses=np.array(curve.losses))
+        are_records = all(isinstance(record, BandwidthRecord) for record in found["history"])
+        if not are_records or not isinstance(found["counters"], Counters):
             raise FileFormatError("the stored history of the bandwidth is damaged.")
         self._fit = Fit(
             model=model,
             classes=classes,
             fingerprints=np.sort(state.tensors["fingerprints"].numpy().view(np.uint64)),
             samples=samples,
-            counters=counters,
-            history=history,
-            curve=curve,
+            **found,
         )
         self._table = None
 

@@ -23,9 +23,10 @@ from torch import nn
 from kcal.calibrators.base import CalibrationModel, Tensors, buffer, load_tensors, option, submodule
 from kcal.calibrators.class_scores import places
 from kcal.calibrators.logits import required
+from kcal.calibrators.state import LoadArgumentError
 from kcal.errors import FileFormatError
 from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
-from kcal.projection import architecture_of, log_lengths, new_projection, project
+from kcal.projection import OWN_MODULE, architecture_of, build_projection, frozen_copy, log_lengths, project
 from kcal.samples import Samples
 from kcal.validation import check_number, computing_dtype
 
@@ -57,12 +58,19 @@ def restore_projection(
     config: Mapping[str, Any], tensors: Tensors, *, projection: nn.Module | None = None
 ) -> nn.Module:
     """Return a stored projection: of an architecture of kcal, or the caller's own."""
-    if projection is None:
-        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-        with torch.device("meta"):
-            sizes = config["n_features"], config["dimension"]
-            projection = new_projection(config["architecture"], *sizes, str(dtype).removeprefix("torch."))
-    return load_tensors(projection, tensors)
+    architecture, like = config["architecture"], next(filter(torch.is_floating_point, tensors.values()), torch.empty(0))
+    if (projection is None) == (architecture == OWN_MODULE):
+        expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
+        if projection is None:
+            expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
+            remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
+        raise LoadArgumentError("projection", expected, remedy=remedy)
+    if projection is not None:
+        return load_tensors(frozen_copy(projection, like), tensors)
+    with torch.device("meta"):
+        return load_tensors(
+            build_projection(architecture, config["n_features"], config["dimension"]).to(like.dtype), tensors
+        )
 
 
 class KernelModel(CalibrationModel):

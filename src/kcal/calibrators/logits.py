@@ -24,7 +24,6 @@ from kcal.calibrators.base import (
     Buffer,
     CalibrationModel,
     Calibrator,
-    CalibratorState,
     Option,
     Prediction,
     check_two_parts,
@@ -34,6 +33,7 @@ from kcal.calibrators.base import (
 )
 from kcal.calibrators.class_scores import sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_few_samples, warn_known_rows, warn_missing_classes, warn_without_errors
+from kcal.calibrators.state import CalibratorState
 from kcal.calibrators.temperature_prior import scaled_network
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
@@ -139,7 +139,6 @@ class LogitCalibrator(Calibrator):
     representation: str = "logits"
     seed: int = 0
     model_: Any = field(init=False)
-    logit_names_in_: NDArray[np.object_] = field(init=False)  # of a method on embeddings and logits
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -197,7 +196,8 @@ class LogitCalibrator(Calibrator):
             model = self._fit_model(samples, **options)
             network = scaled_network(samples.logits, samples.codes, samples.weights) if self._pools_network else {}
         self._remember(rows if embeddings is None else samples.embeddings)
-        self.logit_names_in_ = np.array(column_names(logits), dtype=object)
+        if embeddings is not None:
+            self.logit_names_in_ = np.array(column_names(logits), dtype=object)
         self.model_, self.classes_ = model.changed(representation=self.representation, **network), labels
         return self
 
@@ -245,15 +245,11 @@ class LogitCalibrator(Calibrator):
     def _representation(self, *, fitting: bool = False) -> str:
         return self.representation if fitting else self.model_.representation
 
-    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {"logit_names": self.logit_names_in_}, {}
-
     def _restore_fit(self, state: CalibratorState, model: LogitModel, classes: NDArray[Any]) -> None:
         n_columns = self.n_features_in_ if self.inputs == "logits" else len(classes)
         if n_columns != len(classes) and (n_columns, len(classes)) != (1, 2):
             raise FileFormatError(f"{n_columns} columns are stored for {len(classes)} classes.")
         check_choice(model.representation, "representation", REPRESENTATIONS)
-        self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
         super()._restore_fit(state, model, classes)
 
 

@@ -26,6 +26,7 @@ from kcal.calibrators import (
     predict_on,
     update_on,
 )
+from kcal.calibrators.state import below
 from kcal.deployment.export import (
     MIN_LOGIT,
     TOLERANCE,
@@ -442,15 +443,13 @@ class CalibratedClassifier(nn.Module):
 
         A state of another network raises before anything is changed; that of an unfitted classifier has no calibrator.
         """
-
-        def below(name: str) -> dict[str, torch.Tensor]:
-            start = f"{prefix}{name}."
-            return {key.removeprefix(start): part for key, part in state_dict.items() if key.startswith(start)}
-
-        check_state(self.network, below("network"), strict=strict)
+        check_state(self.network, below(state_dict, f"{prefix}network."), strict=strict)
         state = state_dict.get(f"{prefix}_extra_state")
         if state is not None:
-            tensors = {name: part.detach().cpu().clone() for name, part in below("calibrated_head").items()}
+            tensors = {
+                name: part.detach().cpu().clone()
+                for name, part in below(state_dict, f"{prefix}calibrated_head.").items()
+            }
             calibrator = from_parts(state["header"], {**tensors, **state["tensors"]}, "The state dictionary")
             assert isinstance(calibrator, Calibrator)
             if self.options["head"] is None:

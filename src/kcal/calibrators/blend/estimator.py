@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
-    CalibratorState,
     Tags,
     check_two_parts,
     example_logits,
@@ -120,7 +119,6 @@ class KCalBlend(KernelCalibrator):
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     head: Any = None
     representation: str = "logits"
-    logit_names_in_: NDArray[np.object_] = field(init=False)
 
     @with_gradients()
     def fit(
@@ -293,15 +291,7 @@ class KCalBlend(KernelCalibrator):
         head = model.head
         if head is not None:
             head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
-        return {**super()._read_parameters(stored, model), "head": head}
-
-    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        values, tensors = super()._extra_state()
-        return values | {"logit_names": self.logit_names_in_}, tensors
-
-    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
-        super()._restore_fit(state, model, classes)
+        return {**stored, "head": head}
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
