@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score
 from torch import nn
 
 from kcal.calibrators import (
@@ -270,6 +271,15 @@ class CalibratedClassifier(nn.Module):
         probs, calibrator = self.predict_proba(data), self._fitted()[0]
         labels: NDArray[Any] = calibrator.classes_[probs.argmax(axis=1)]
         return labels
+
+    def score(self, data: Source, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the accuracy on labelled data; ``data`` and ``y`` as in :meth:`fit`."""
+        calibrator = self._fitted()[0]
+        classes = calibrator.classes_
+        samples = with_names(self._labelled(data, y, classes=classes, weights=sample_weight), classes)
+        with without_warnings(RepresentationWarning):  # the fit has warned
+            predicted = classes[predict_on(calibrator, samples).argmax(axis=1)]
+        return float(accuracy_score(samples.labels, predicted, sample_weight=samples.weights))
 
     def evidence(self, data: Source) -> NDArray[np.float32]:
         """Return the share of calibration samples with less evidence than each sample, (n,), from 0 to 1.
