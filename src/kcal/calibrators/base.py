@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from kcal.calibrators.fit_warnings import contains_rows
 from kcal.calibrators.state import (
     CalibratorState,
     LoadArgumentError,
@@ -63,37 +64,28 @@ REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
-class Option:
-    """A value of a model that JSON can represent."""
+class Field:
+    """What a model is made of: an option that JSON can represent or, where the others are given, a tensor or module."""
 
     default: Any
+    shape: tuple[int | str, ...] | None = None  # of a tensor
+    dtype: torch.dtype | None = None
+    restore: Callable[..., nn.Module] | None = None  # makes a module of its configuration and tensors
 
-
-@dataclass(frozen=True)
-class Submodule:
-    """A module within a model, and how to make it of its configuration and tensors."""
-
-    default: Any
-    restore: Callable[..., nn.Module]
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor of a model."""
-
-    default: Any
-    shape: tuple[int | str, ...]
-    dtype: torch.dtype | None
+    @property
+    def is_option(self) -> bool:
+        """Whether it is an option."""
+        return self.shape is None and self.restore is None
 
 
 def option(default: Any = REQUIRED) -> Any:
     """Declare a value of a model that JSON can represent; an integer is a length, too."""
-    return Option(default)
+    return Field(default)
 
 
 def submodule(restore: Callable[..., nn.Module], *, optional: bool = False) -> Any:
     """Declare a module within a model; ``restore`` takes what ``from_state`` of a model takes."""
-    return Submodule(None if optional else REQUIRED, restore)
+    return Field(None if optional else REQUIRED, restore=restore)
 
 
 def buffer(*shape: int | str, dtype: torch.dtype | None = torch.float64, optional: bool = False) -> Any:
@@ -101,7 +93,7 @@ def buffer(*shape: int | str, dtype: torch.dtype | None = torch.float64, optiona
 
     Lengths of the same name are equal in the whole model, its parts included.
     """
-    return Buffer(None if optional else REQUIRED, shape, dtype)
+    return Field(None if optional else REQUIRED, shape, dtype)
 
 
 class CalibrationModel(nn.Module):
@@ -113,7 +105,7 @@ class CalibrationModel(nn.Module):
     it, ``to()`` changes the device only. The model stays in evaluation mode. Gradients flow to the inputs.
     """
 
-    fields: ClassVar[dict[str, Option | Submodule | Buffer]] = {}
+    fields: ClassVar[dict[str, Field]] = {}
     """What a model of the class is made of, as :func:`option`, :func:`submodule` and :func:`buffer` declared it."""
     max_block_entries: ClassVar[int] = MAX_BLOCK_ENTRIES
     shares_blocks: ClassVar[bool] = True
@@ -125,7 +117,7 @@ class CalibrationModel(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        declared = {name: entry for name, entry in vars(cls).items() if isinstance(entry, Option | Submodule | Buffer)}
+        declared = {name: entry for name, entry in vars(cls).items() if isinstance(entry, Field)}
         cls.fields = {**cls.fields, **declared}
         for name in declared:
             delattr(cls, name)  # the name is that of what an instance has
@@ -141,7 +133,7 @@ class CalibrationModel(nn.Module):
             value = declared.default if values.get(name) is None else values[name]
             if value is REQUIRED:
                 raise TypeError(f"{type(self).__name__} needs {name}")
-            if isinstance(declared, Buffer):
+            if declared.shape is not None:
                 self.register_buffer(name, None if value is None else self._checked(name, declared, value))
                 continue
             setattr(self, name, value)
@@ -149,12 +141,13 @@ class CalibrationModel(nn.Module):
             for size, found in known.items():
                 self._check_size(name, size, found)
 
-    def _checked(self, name: str, declared: Buffer, value: Any) -> torch.Tensor:
+    def _checked(self, name: str, declared: Field, value: Any) -> torch.Tensor:
         """Return a buffer of the declared type and lengths; numbers and arrays become tensors of that type."""
-        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=declared.dtype)
-        if tensor.ndim != len(declared.shape) or (declared.dtype or tensor.dtype) != tensor.dtype:
+        shape, dtype = declared.shape or (), declared.dtype
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=dtype)
+        if tensor.ndim != len(shape) or (dtype or tensor.dtype) != tensor.dtype:
             raise ValueError(f"{name} is of shape {tuple(tensor.shape)} and type {tensor.dtype}")
-        for size, found in zip(declared.shape, tensor.shape, strict=True):
+        for size, found in zip(shape, tensor.shape, strict=True):
             self._check_size(name, size, found)
         return tensor.detach().contiguous()
 
@@ -170,11 +163,11 @@ class CalibrationModel(nn.Module):
 
         ``modules`` are parts that a configuration cannot describe, such as a projection of the caller's own.
         """
-        parts = {name: declared for name, declared in cls.fields.items() if isinstance(declared, Submodule)}
+        parts = {name: declared.restore for name, declared in cls.fields.items() if declared.restore is not None}
         values = {**config, **{name: tensors[name] for name in tensors if name.partition(".")[0] not in parts}}
-        for name, declared in parts.items():
+        for name, restore in parts.items():
             if (own := below(tensors, f"{name}.")) or name in config:
-                values[name] = declared.restore(config.get(name), own, **modules)
+                values[name] = restore(config.get(name), own, **modules)
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
@@ -183,9 +176,13 @@ class CalibrationModel(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """What builds the model beside tensors: its options, those of its parts, and the lengths of its buffers."""
-        options = {name: getattr(self, name) for name, declared in self.fields.items() if isinstance(declared, Option)}
         parts = {name: part.config for name, part in self.named_children() if isinstance(part, CalibrationModel)}
-        return {"sizes": self.sizes, **options, **parts}
+        return {"sizes": self.sizes, **self.options, **parts}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The values that JSON can represent, by name."""
+        return {name: getattr(self, name) for name, declared in self.fields.items() if declared.is_option}
 
     def changed(self, **values: Any) -> Self:
         """Return a model with other buffers, parts or options; the rest is shared."""
@@ -637,11 +634,3 @@ def was_fitted_on(calibrator: Calibrator, X: Any) -> NDArray[np.bool_]:
     """Return for each row whether a calibrator was fitted on it, (n,); do not evaluate on such rows."""
     rows, _ = calibrator._check_rows(X)
     return contains_rows(calibrator._fingerprints, rows)
-
-
-def contains_rows(fingerprints: NDArray[np.uint64], rows: torch.Tensor) -> NDArray[np.bool_]:
-    """Return for each row whether its fingerprint is among those of a fit, which are ascending."""
-    prints = row_fingerprints(rows)
-    places = np.searchsorted(fingerprints, prints).clip(max=len(fingerprints) - 1)
-    known: NDArray[np.bool_] = fingerprints[places] == prints
-    return known

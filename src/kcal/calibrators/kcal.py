@@ -24,7 +24,7 @@ from kcal.calibrators.base import (
     fitted,
     option,
 )
-from kcal.calibrators.compress import MAX_SUPPORT_SIZE, SIZE_FOLDS, CompressionOptions, select_one_se
+from kcal.calibrators.compress import MAX_SUPPORT_SIZE, SIZE_FOLDS, select_one_se
 from kcal.calibrators.explain import attribute
 from kcal.calibrators.fit_warnings import (
     too_few_samples,
@@ -276,7 +276,6 @@ class KCal(KernelCalibrator):
     smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     support: str = parameter("all", check_choice, choices=("all", "merged"))
     min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_SUPPORT_SIZE)
-    _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
 
     @classmethod
     def as_published(cls, data_set: str | None = None, **parameters: Any) -> Self:
@@ -596,14 +595,9 @@ class KCal(KernelCalibrator):
 
     def _merged(self, fit: Fit) -> Fit:
         """Return the fit with the best merged support."""
-        options = CompressionOptions(
-            min_cluster_size=self.min_cluster_size,
-            seed=self.seed,
-            progress=self.progress,
-            n_folds=self.folds or SIZE_FOLDS,
-            fixed_bandwidth=self.bandwidth != "cv",
-        )
-        return self._compressed(fit, select_one_se, options)
+        folds, fixed = self.folds or SIZE_FOLDS, self.bandwidth != "cv"
+        options = {"min_cluster_size": self.min_cluster_size, "n_folds": folds, "fixed_bandwidth": fixed}
+        return self._compressed(fit, select_one_se, **options)
 
     # Files and parameters
 

@@ -21,9 +21,8 @@ from kcal.calibrators.base import (
     Prediction,
     Tags,
     check_at_least_two,
-    contains_rows,
 )
-from kcal.calibrators.compress import CompressionOptions, FindSize, check_target, compress_model
+from kcal.calibrators.compress import MAX_SUPPORT_SIZE, FindSize, compress_model, size_rule
 from kcal.calibrators.explain import Explanation, explain_rows
 from kcal.calibrators.fit_warnings import warn_known_rows
 from kcal.calibrators.kernel_model import example_rows
@@ -107,7 +106,6 @@ class KernelCalibrator(Calibrator):
     )
     _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
-    _known_rows_remedy: ClassVar[str] = ""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table")
     _opening: ClassVar[Any] = threading.Lock()
     prior: Any = None
@@ -203,13 +201,9 @@ class KernelCalibrator(Calibrator):
     def _predict(self, X: Any, logits: Any) -> Prediction:
         fit = self._latest()
         *inputs, kind = self._check_inputs(fit, X, logits)
-        self._warn_known_rows(fit, *inputs)
+        warn_known_rows(fit.fingerprints, *inputs)
         with torch.no_grad():
             return Prediction(fit.model.in_blocks(*inputs), fit.classes, kind)
-
-    def _warn_known_rows(self, fit: Fit, *inputs: torch.Tensor | None) -> None:
-        rows = next(part for part in inputs if part is not None)
-        warn_known_rows(contains_rows(fit.fingerprints, rows), self._known_rows_remedy)
 
     @abstractmethod
     def _check_inputs(
@@ -262,7 +256,7 @@ class KernelCalibrator(Calibrator):
         fit = self._latest()
         *inputs, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
-        self._warn_known_rows(fit, *inputs)
+        warn_known_rows(fit.fingerprints, *inputs)
         with torch.no_grad(), threads_for(0):
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 
@@ -317,18 +311,19 @@ class KernelCalibrator(Calibrator):
             Groups of the support samples, in the order of ``support_indices_``; by default those of the fit.
         """
         other = self.snapshot()
-        find_size = check_target(size, max_loss_increase)
-        options = CompressionOptions(min_cluster_size, self.seed, self.progress)
-        other._fit = other._compressed(other._fit, find_size, options, groups)
+        rule = size_rule(size, max_loss_increase)
+        least = check_integer(min_cluster_size, "min_cluster_size", minimum=1, maximum=MAX_SUPPORT_SIZE)
+        other._fit = other._compressed(other._fit, rule, groups, min_cluster_size=least)
         return other
 
-    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
+    def _compressed(self, fit: Fit, find_size: FindSize, groups: Any = None, **options: Any) -> Fit:
         """Return the fit with a smaller support; the same one if that has all samples."""
         complete, samples = fit.complete, fit.samples
         if groups is not None and samples is not None:
             samples = replace(samples, groups=check_groups(groups, len(samples)))
         with threads_for(0):
-            estimate, trial = compress_model(complete.estimate, samples, find_size, options)
+            options |= {"seed": self.seed, "progress": self.progress}
+            estimate, trial = compress_model(complete.estimate, samples, find_size, **options)
         if estimate is complete.estimate:
             return fit
         return replace(fit, model=complete.changed(estimate=estimate), samples=None, curve=trial.curve)

@@ -21,13 +21,10 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     REPRESENTATIONS,
-    Buffer,
     CalibrationModel,
     Calibrator,
-    Option,
     Prediction,
     check_two_parts,
-    contains_rows,
     example_logits,
     option,
 )
@@ -103,12 +100,10 @@ class LogitModel(CalibrationModel):
 
     def summary(self) -> dict[str, str]:
         """Return the numbers of the model, its options and the part of the network in it, for display."""
-        buffers = {name: set(entry.shape) for name, entry in self.fields.items() if isinstance(entry, Buffer)}
-        ranges = {name for name, lengths in buffers.items() if lengths <= {"n_classes", 3}}
+        ranges = {name for name, entry in self.fields.items() if set(entry.shape or ()) <= {"n_classes", 3}}
         entries: dict[str, Any] = dict(self.named_buffers())
         entries = {name: value for name, value in entries.items() if value.ndim == 0 or name in ranges}
-        options = {name: getattr(self, name) for name, entry in self.fields.items() if isinstance(entry, Option)}
-        entries |= {name: self.sizes[name] for name in LENGTHS if name in self.sizes} | options
+        entries |= {name: self.sizes[name] for name in LENGTHS if name in self.sizes} | self.options
         texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in entries.items()}
         share, temperature = texts.pop("network_share"), texts.pop("network_temperature")
         if self.network_share:
@@ -228,7 +223,7 @@ class LogitCalibrator(Calibrator):
         else:
             embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)
             if model.holds_samples:
-                warn_known_rows(contains_rows(self._fingerprints, rows))
+                warn_known_rows(self._fingerprints, rows)
         warn_probabilities(scores, model.representation)
         with torch.no_grad():
             return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
