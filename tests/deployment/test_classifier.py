@@ -144,7 +144,7 @@ def test_state_dictionary_restores_a_new_classifier(method: Any, trained: Traine
 def test_state_dictionary_has_the_calibration_set_once(model: CalibratedClassifier) -> None:
     state = model.state_dict()
     tensors = [*state.pop("_extra_state")["tensors"].values(), *state.values()]
-    points = model.calibrator.model_.estimate.points
+    points = model.calibrator.model_.points
     assert sum(part.shape == points.shape and torch.equal(part, points) for part in tensors) == 1
 
 

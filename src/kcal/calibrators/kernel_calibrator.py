@@ -59,7 +59,7 @@ STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logi
 class Fit:
     """What a fit or an update leaves. It is replaced in one assignment: a reader sees all of it."""
 
-    model: Any  # a SupportModel
+    model: Any  # a KernelModel
     classes: NDArray[Any]
     fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
     samples: Samples | None  # of the support, in the order of the fit, without embeddings; None if points are others
@@ -86,10 +86,10 @@ class Fit:
     @cached_property
     def complete(self) -> Any:
         """The model with the reference of its evidence, which predictions do not need."""
-        if self.samples is None or len(self.model.estimate.log_densities):
+        if self.samples is None or len(self.model.log_densities):
             return self.model
         with torch.inference_mode(False), torch.no_grad():
-            return self.model.changed(estimate=self.model.estimate.with_reference(self.samples))
+            return self.model.with_reference(self.samples)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -143,12 +143,12 @@ class KernelCalibrator(Calibrator):
     @property
     def support_size_(self) -> int:
         """Number of support points."""
-        return len(self._latest().model.estimate.points)
+        return len(self._latest().model.points)
 
     @property
     def bandwidth_(self) -> float:
         """The bandwidth b in use."""
-        return float(self._built().model.estimate.bandwidth)
+        return float(self._built().model.bandwidth)
 
     @property
     def bandwidth_history_(self) -> tuple[BandwidthRecord, ...]:
@@ -166,7 +166,7 @@ class KernelCalibrator(Calibrator):
 
         New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
         """
-        log_densities: NDArray[np.float64] = self._latest().complete.estimate.log_densities.cpu().numpy().copy()
+        log_densities: NDArray[np.float64] = self._latest().complete.log_densities.cpu().numpy().copy()
         return log_densities
 
     @property
@@ -220,7 +220,7 @@ class KernelCalibrator(Calibrator):
         model = self._latest().model
         rows, kind = self._check_rows(X)
         with torch.no_grad(), threads_for(0):
-            return kind.restore(model.estimate.log_density(model.estimate.class_sums(model.rows(rows, rows))))
+            return kind.restore(model.log_density(model.class_sums(rows, rows)[0]))
 
     @without_autocast()
     def evidence(self, X: Any) -> Any:
@@ -323,10 +323,8 @@ class KernelCalibrator(Calibrator):
             samples = replace(samples, groups=check_groups(groups, len(samples)))
         with threads_for(0):
             options |= {"seed": self.seed, "progress": self.progress}
-            estimate, trial = compress_model(complete.estimate, samples, find_size, **options)
-        if estimate is complete.estimate:
-            return fit
-        return replace(fit, model=complete.changed(estimate=estimate), samples=None, curve=trial.curve)
+            model, trial = compress_model(complete, samples, find_size, **options)
+        return fit if model is complete else replace(fit, model=model, samples=None, curve=trial.curve)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
@@ -390,7 +388,7 @@ class KernelCalibrator(Calibrator):
                 self._fit = self._build(table, search=False)
             except KcalError:  # too few samples are left: predictions raise
                 model = self._fit.model
-                empty = model.changed(estimate=model.estimate.with_support(model.estimate.support.empty()))
+                empty = model.with_support(model.support.empty())
                 nobody = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
                 prints = np.sort(table.other_fingerprints)
                 self._fit = replace(self._fit, model=empty, samples=nobody, fingerprints=prints, version=-1)
@@ -417,7 +415,7 @@ class KernelCalibrator(Calibrator):
         with without_autocast():
             projected = fit.model.rows(embeddings, scores)
             columns = {
-                "embeddings": fit.model.estimate.project(projected).cpu().numpy(),
+                "embeddings": fit.model.project(projected).cpu().numpy(),
                 "fingerprints": row_fingerprints(rows),
                 "log_lengths": log_lengths(projected.cpu()).numpy(),
             }
@@ -455,7 +453,7 @@ class KernelCalibrator(Calibrator):
         if self._table is None:
             with self._opening:
                 if self._table is None:
-                    samples, support = self._samples_of(fit), fit.model.estimate.support
+                    samples, support = self._samples_of(fit), fit.model.support
                     points = support.in_original_order(support.points)
                     self._table = SampleTable(
                         replace(samples, embeddings=points),
@@ -540,8 +538,8 @@ class KernelCalibrator(Calibrator):
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         values = state.values
         self.prior = state.parameters["prior"]  # a list
-        model.estimate.check()
-        samples = None if values["samples"] is None else read_samples(state, model.estimate.support, classes)
+        model.check()
+        samples = None if values["samples"] is None else read_samples(state, model.support, classes)
         found = {name: from_json(values.get(name)) for name in STORED_VALUES}
         curve = found["curve"]
         if curve is not None:

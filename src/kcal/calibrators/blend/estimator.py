@@ -209,7 +209,7 @@ class KCalBlend(KernelCalibrator):
             "shares": ", ".join(f"{name} {text}" for name, text in parts.items()),
             "exponents of the pool": ", ".join(f"{name} {text}" for name, text in powers.items()),
             "temperature": f"{model.network.temperature:.3f}",
-            "bandwidth": f"{model.estimate.bandwidth:.4g}",
+            "bandwidth": f"{model.bandwidth:.4g}",
             "out-of-fold log-loss": f"{float(model.loss):.4f}; the network alone: {float(model.network_loss):.4f}",
         }
 
@@ -269,7 +269,7 @@ class KCalBlend(KernelCalibrator):
         model, history = fit.model, fit.history
         is_due = check_updates(self.updates).is_due(history, n_updates, samples.classes_seen) and samples.n_parts > 1
         if is_due and (search or samples.n_classes != len(fit.classes)):  # the model has no entry for a new class
-            given = model.estimate.projection, model.head, model.representation
+            given = model.projection, model.head, model.representation
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", KcalWarning)  # a prediction is not the place for warnings of a fit
                 model, is_due = self._fit_points(samples, *given), False
@@ -333,6 +333,5 @@ def warn_calibration_set(samples: Samples) -> None:
 
 def record_of(model: BlendModel, samples: Samples, n_updates: int) -> BandwidthRecord:
     """Return the bandwidth of a fit, with the out-of-fold loss of the blend."""
-    estimate = model.estimate
-    metric = architecture_of(estimate.projection)
-    return bandwidth_record(samples, n_updates, estimate.bandwidth, "search", float(model.loss), metric)
+    metric = architecture_of(model.projection)
+    return bandwidth_record(samples, n_updates, model.bandwidth, "search", float(model.loss), metric)
