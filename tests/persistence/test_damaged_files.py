@@ -107,10 +107,7 @@ def value_of(header: Any, entry: tuple[str, ...]) -> Any:
         ("fingerprints", torch.ones(3)),
         ("samples.indices", torch.arange(3)),
     ]
-    + [
-        ("model.points", torch.full((240, 6), number).double())
-        for number in (1e19, -1e19, torch.inf, torch.nan)
-    ],
+    + [("model.points", torch.full((240, 6), number).double()) for number in (1e19, -1e19, torch.inf, torch.nan)],
 )
 def test_tensors_that_do_not_fit_are_refused(path: Path, name: str, tensor: torch.Tensor) -> None:
     tensors = read_tensors(path.read_bytes())
@@ -126,9 +123,7 @@ def test_only_its_own_format_version_is_read(path: Path, found: Any) -> None:
 
 def test_headers_that_json_does_not_allow_are_refused(path: Path) -> None:
     header = header_of(path)
-    assert_refused(
-        rewrite(path, with_entry(header, ("values", "model", "bandwidth"), float("nan"))), match="NaN"
-    )
+    assert_refused(rewrite(path, with_entry(header, ("values", "model", "bandwidth"), float("nan"))), match="NaN")
     digits = json.dumps(header).replace('"format_version": 1', '"format_version": ' + "1" * 5000)
     for text in (digits, "[" * 100_000, "{", "[]", "null"):
         assert_refused(rewrite(path, text))

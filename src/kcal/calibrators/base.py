@@ -30,7 +30,6 @@ from kcal.calibrators.state import (
 )
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import without_autocast
-from kcal.samples import Samples
 from kcal.threads import map_blocks, threads_for
 from kcal.validation import (
     ArrayKind,
@@ -45,7 +44,6 @@ from kcal.validation import (
     computing_dtype,
     kind_of,
     of_one_type,
-    row_fingerprints,
 )
 
 REPRESENTATIONS = ("logits", "probabilities")
@@ -540,12 +538,6 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             check_choice(parameters["representation"], "representation", REPRESENTATIONS)
         checked_parameters(self)
 
-    def _remember(self, rows: torch.Tensor) -> NDArray[np.uint64]:
-        """Keep fingerprints of the rows of the fit, and return them in the order of the rows."""
-        prints = row_fingerprints(rows)
-        self._fingerprints = np.sort(prints)
-        return prints
-
     @abstractmethod
     def _predict(self, X: Any, logits: Any) -> Prediction:
         """Return the prediction for inputs that are checked here."""
@@ -602,32 +594,6 @@ def fitted(name: str) -> Any:
         return value.item() if value.ndim == 0 else value.cpu().numpy()
 
     return property(read)
-
-
-def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
-    """Return random logits, (n_rows, n_columns), or probabilities; one column is that of the second of two classes."""
-    logits = 3.0 * torch.randn(n_rows, n_columns, generator=torch.Generator().manual_seed(0))
-    if representation == "logits":
-        return logits
-    return torch.sigmoid(logits) if n_columns == 1 else torch.softmax(logits, dim=1)
-
-
-def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
-    """Raise if there is only one class: there is nothing to calibrate."""
-    if len(classes) < 2:
-        raise InvalidInputError(
-            "classes",
-            f"must be at least two for {owner}",
-            got=f"1 class, {classes.tolist()[0]!r}",
-            remedy="Pass classes= with every class of the problem if the calibration set holds only one of them.",
-        )
-
-
-def check_two_parts(samples: Samples) -> None:
-    """Raise if there are not two samples, or groups, of which one is predicted from the other."""
-    if samples.n_parts < 2:
-        name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
-        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got=f"1 {unit[:-1]}")
 
 
 def was_fitted_on(calibrator: Calibrator, X: Any) -> NDArray[np.bool_]:

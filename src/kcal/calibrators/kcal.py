@@ -7,7 +7,6 @@ The projection Π is learned from the network's training set, the bandwidth b fr
 
 from __future__ import annotations
 
-import sys
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -37,6 +36,8 @@ from kcal.calibrators.kernel_model import (
     LOWEST_LOG_PROB,
     KCalModel,
     bounded_log_softmax,
+    check_bandwidth,
+    check_positive_pair,
     example_rows,
     support_values,
 )
@@ -602,26 +603,3 @@ class KCalLogits(KCal):
         if isinstance(recipe, FastRecipe) and recipe.unit_length == "auto":
             return replace(recipe, unit_length=False)
         return recipe
-
-
-def check_bandwidth(bandwidth: Any, reference: Any) -> None:
-    """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
-    is_rule = isinstance(bandwidth, str) and bandwidth == "rule"
-    if is_rule and reference is None:
-        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
-    if reference is not None and not is_rule:
-        raise InvalidInputError("bandwidth_reference", 'has an effect only with bandwidth="rule"', got=shown(reference))
-    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "published", "rule")):
-        expected = 'must be "cv", "published", "rule" or a positive number'
-        check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
-
-
-def check_positive_pair(pair: Any, name: str) -> None:
-    """Raise if a pair is neither None nor a tuple or list of two positive numbers."""
-    if pair is None:
-        return
-    expected = "must be a pair of two positive, finite numbers"
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise InvalidInputError(name, expected, got=shown(pair))
-    for entry in pair:
-        check_number(entry, name, minimum=sys.float_info.min, expected=expected)

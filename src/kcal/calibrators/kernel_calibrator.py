@@ -20,7 +20,6 @@ from kcal.calibrators.base import (
     Calibrator,
     Prediction,
     Tags,
-    check_at_least_two,
 )
 from kcal.calibrators.compress import MAX_SUPPORT_SIZE, FindSize, compress_model, size_rule
 from kcal.calibrators.explain import Explanation, explain_rows
@@ -590,6 +589,17 @@ def online_samples(calibrator: KernelCalibrator) -> Samples:
     table = calibrator._open_table()
     with table.lock:
         return table.samples(check_updates(calibrator.updates))
+
+
+def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
+    """Raise if there is only one class: there is nothing to calibrate."""
+    if len(classes) < 2:
+        raise InvalidInputError(
+            "classes",
+            f"must be at least two for {owner}",
+            got=f"1 class, {classes.tolist()[0]!r}",
+            remedy="Pass classes= with every class of the problem if the calibration set holds only one of them.",
+        )
 
 
 def is_current(fit: Fit, table: SampleTable, *, search: bool) -> bool:

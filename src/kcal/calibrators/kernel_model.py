@@ -11,6 +11,7 @@ if density and length are independent.
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
@@ -26,7 +27,7 @@ from kcal.calibrators.explain import attribute
 from kcal.calibrators.logits import required
 from kcal.calibrators.prior import apply_prior, smooth
 from kcal.calibrators.state import LoadArgumentError
-from kcal.errors import FileFormatError
+from kcal.errors import FileFormatError, InvalidInputError
 from kcal.kernels import (
     ClassSums,
     Contributions,
@@ -39,7 +40,7 @@ from kcal.kernels import (
 )
 from kcal.projection import OWN_MODULE, architecture_of, build_projection, frozen_copy, log_lengths, project
 from kcal.samples import Samples
-from kcal.validation import check_number, computing_dtype, unchecked_logits
+from kcal.validation import check_number, computing_dtype, shown, unchecked_logits
 
 MAX_SUMS = 2**22
 """Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
@@ -406,3 +407,26 @@ def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tens
         middle = (0.25 + 0.5 * order / n_rows) * (len(lengths) - 1)  # the middle half
         rows = nn.functional.normalize(rows, dim=1) * lengths[middle.long()][:, None].to(rows)
     return rows
+
+
+def check_bandwidth(bandwidth: Any, reference: Any) -> None:
+    """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
+    is_rule = isinstance(bandwidth, str) and bandwidth == "rule"
+    if is_rule and reference is None:
+        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
+    if reference is not None and not is_rule:
+        raise InvalidInputError("bandwidth_reference", 'has an effect only with bandwidth="rule"', got=shown(reference))
+    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "published", "rule")):
+        expected = 'must be "cv", "published", "rule" or a positive number'
+        check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
+
+
+def check_positive_pair(pair: Any, name: str) -> None:
+    """Raise if a pair is neither None nor a tuple or list of two positive numbers."""
+    if pair is None:
+        return
+    expected = "must be a pair of two positive, finite numbers"
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise InvalidInputError(name, expected, got=shown(pair))
+    for entry in pair:
+        check_number(entry, name, minimum=sys.float_info.min, expected=expected)

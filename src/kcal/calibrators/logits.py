@@ -24,8 +24,6 @@ from kcal.calibrators.base import (
     CalibrationModel,
     Calibrator,
     Prediction,
-    check_two_parts,
-    example_logits,
     option,
 )
 from kcal.calibrators.class_scores import sort_classes, unsort_classes
@@ -47,6 +45,7 @@ from kcal.validation import (
     column_names,
     raise_where,
     require_two_columns,
+    row_fingerprints,
     table_classes,
     unchecked_logits,
     warn_probabilities,
@@ -190,7 +189,7 @@ class LogitCalibrator(Calibrator):
         with threads_for(size):
             model = self._fit_model(samples, **options)
             network = scaled_network(samples.logits, samples.codes, samples.weights) if self._pools_network else {}
-        self._remember(rows if embeddings is None else samples.embeddings)
+        self._fingerprints = np.sort(row_fingerprints(rows if embeddings is None else samples.embeddings))
         if embeddings is not None:
             self.logit_names_in_ = np.array(column_names(logits), dtype=object)
         self.model_, self.classes_ = model.changed(representation=self.representation, **network), labels
@@ -305,6 +304,21 @@ def required(rows: torch.Tensor | None, name: str) -> torch.Tensor:
     if rows is None:
         raise InvalidInputError(name, "are needed by this module", got="None")
     return rows
+
+
+def check_two_parts(samples: Samples) -> None:
+    """Raise if there are not two samples, or groups, of which one is predicted from the other."""
+    if samples.n_parts < 2:
+        name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
+        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got=f"1 {unit[:-1]}")
+
+
+def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
+    """Return random logits, (n_rows, n_columns), or probabilities; one column is that of the second of two classes."""
+    logits = 3.0 * torch.randn(n_rows, n_columns, generator=torch.Generator().manual_seed(0))
+    if representation == "logits":
+        return logits
+    return torch.sigmoid(logits) if n_columns == 1 else torch.softmax(logits, dim=1)
 
 
 def check_logits(

@@ -152,10 +152,10 @@ def from_parts(
 
 def to_metadata(header: str, tensors: Tensors) -> dict[str, str]:
     """Return the metadata of a file: the checksum and the header."""
-    return {METADATA: f"{checksum(header, tensors)}\n{header}"}
+    return {METADATA: f"{content_hash(header, tensors)}\n{header}"}
 
 
-def checksum(header: str, tensors: Tensors) -> str:
+def content_hash(header: str, tensors: Tensors) -> str:
     """Return the SHA-256 of a file's header and tensors, as hexadecimal text."""
     digest = hashlib.sha256()
     parts: list[bytes | memoryview] = [header.encode()]

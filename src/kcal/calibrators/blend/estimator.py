@@ -13,15 +13,20 @@ from numpy.typing import NDArray
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     Tags,
-    check_two_parts,
-    example_logits,
     fitted,
 )
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
 from kcal.calibrators.fit_warnings import warn_fewer_than_classes, warn_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.logits import check_logits, columns_of, lowest_unmasked, to_log_probs
+from kcal.calibrators.logits import (
+    check_logits,
+    check_two_parts,
+    columns_of,
+    example_logits,
+    lowest_unmasked,
+    to_log_probs,
+)
 from kcal.calibrators.online import BandwidthRecord, SampleTable, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import check_prior
 from kcal.errors import InvalidInputError, KcalWarning, warn
