@@ -1,9 +1,10 @@
 """Calibrators: one file per family of methods, one contract, one table of methods."""
 
-from kcal.calibrators.base import CalibrationModel, Calibrator, PredictionModule, Tags, was_fitted_on
+from kcal.calibrators.base import CalibrationModel, Calibrator, PredictionModule, Tags
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.explain import Explanation
+from kcal.calibrators.fit_warnings import was_fitted_on
 from kcal.calibrators.gp import GaussianProcessCalibration
 from kcal.calibrators.imax import IMaxBinning
 from kcal.calibrators.kcal import KCal, KCalLogits

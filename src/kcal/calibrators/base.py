@@ -18,7 +18,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from kcal.calibrators.fit_warnings import contains_rows
 from kcal.calibrators.state import (
     CalibratorState,
     LoadArgumentError,
@@ -50,7 +49,6 @@ REPRESENTATIONS = ("logits", "probabilities")
 EXAMPLE_ROWS = 64
 MAX_FEATURES = 10**7
 """Of a calibrator in a file: no number in it may make loading allocate much memory."""
-FEATURES = ("n_features", "feature_names")
 FEW_ROWS = 64
 """Rows that are predicted without a limit of threads: their operations are too small to be split."""
 MAX_BLOCK_ENTRIES = 2**17
@@ -506,7 +504,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _restore_features(self, state: CalibratorState, model: CalibrationModel, classes: NDArray[Any]) -> None:
         """Set number and names of the features, from a file; they and the classes must be those of its model."""
-        n_features, names, prints = *(state.values[name] for name in FEATURES), state.tensors["fingerprints"]
+        n_features, names = state.values["n_features"], state.values["feature_names"]
+        prints = state.tensors["fingerprints"]
         n_taken = model.sizes.get("n_features", n_features)
         if n_features != n_taken and (n_features, n_taken) != (1, 2):  # one column may be logits of two classes
             raise FileFormatError(f"{n_features} features are stored for a model of {n_taken}.")
@@ -594,9 +593,3 @@ def fitted(name: str) -> Any:
         return value.item() if value.ndim == 0 else value.cpu().numpy()
 
     return property(read)
-
-
-def was_fitted_on(calibrator: Calibrator, X: Any) -> NDArray[np.bool_]:
-    """Return for each row whether a calibrator was fitted on it, (n,); do not evaluate on such rows."""
-    rows, _ = calibrator._check_rows(X)
-    return contains_rows(calibrator._fingerprints, rows)

@@ -24,7 +24,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
 
 from kcal.calibrators.kernel_model import Compression, KernelModel
-from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
+from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn, without_warnings
 from kcal.kernels import (
     BandwidthCurve,
     PredictedLoss,
@@ -129,8 +129,7 @@ class SizeTrials:
             value = loss(self.bandwidth)
             curve = BandwidthCurve(np.array([self.bandwidth]), np.array([value]), self.bandwidth, value, at_edge=False)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BandwidthWarning)  # the search with all samples has warned
+            with without_warnings(BandwidthWarning):  # the search with all samples has warned
                 interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
                 curve = search_bandwidth(loss.at, interval=interval)
         log_probs = self._own_probs(supports, [curve.bandwidth])[0].clamp_min(ALMOST_ZERO).log()

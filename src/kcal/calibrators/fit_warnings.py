@@ -1,4 +1,4 @@
-"""Warnings that several calibrators issue."""
+"""Warnings that several calibrators issue, and whether rows are those of a fit."""
 
 from __future__ import annotations
 
@@ -72,6 +72,12 @@ def warn_known_rows(fingerprints: NDArray[np.uint64], *inputs: torch.Tensor | No
             "results look better than they are. Evaluate on other data; a KCal has leave_one_out_proba_ of these.",
             LeakageWarning,
         )
+
+
+def was_fitted_on(calibrator: Any, X: Any) -> NDArray[np.bool_]:
+    """Return for each row whether a calibrator was fitted on it, (n,); do not evaluate on such rows."""
+    rows, _ = calibrator._check_rows(X)
+    return contains_rows(calibrator._fingerprints, rows)
 
 
 def contains_rows(fingerprints: NDArray[np.uint64], rows: torch.Tensor) -> NDArray[np.bool_]:

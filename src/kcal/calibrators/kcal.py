@@ -7,7 +7,6 @@ The projection Π is learned from the network's training set, the bandwidth b fr
 
 from __future__ import annotations
 
-import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -281,7 +280,11 @@ class KCal(KernelCalibrator):
             curve=None if curve is None else replace(curve, n_folds=folds),
             training_curve=training_curve,
         )
-        self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
+        if self.support == "merged":
+            folds, fixed = self.folds or SIZE_FOLDS, self.bandwidth != "cv"
+            options = {"min_cluster_size": self.min_cluster_size, "n_folds": folds, "fixed_bandwidth": fixed}
+            fit = self._compressed(fit, select_one_se, **options)
+        self._fit, self._table = fit, None
         return self
 
     def partial_fit(
@@ -510,8 +513,7 @@ class KCal(KernelCalibrator):
             return None
         folds, kernel = self._n_folds(samples), get_kernel(self.kernel)
         keys = samples.keys(folds, self.seed)
-        with warnings.catch_warnings(), threads_for(0):
-            warnings.simplefilter("ignore", BandwidthWarning)
+        with without_warnings(BandwidthWarning), threads_for(0):
             if expected is None:
                 curve = choice.choose(support, kernel=kernel, keys=keys, progress=False)[1]
             else:
@@ -522,14 +524,6 @@ class KCal(KernelCalibrator):
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         if lost and not self.smoothing:
             warn_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
-
-    # Smaller supports
-
-    def _merged(self, fit: Fit) -> Fit:
-        """Return the fit with the best merged support."""
-        folds, fixed = self.folds or SIZE_FOLDS, self.bandwidth != "cv"
-        options = {"min_cluster_size": self.min_cluster_size, "n_folds": folds, "fixed_bandwidth": fixed}
-        return self._compressed(fit, select_one_se, **options)
 
     # Files and parameters
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -29,7 +28,7 @@ from kcal.calibrators.logits import (
 )
 from kcal.calibrators.online import BandwidthRecord, SampleTable, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import check_prior
-from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.errors import InvalidInputError, KcalWarning, warn, without_warnings
 from kcal.kernels import sorted_support
 from kcal.modes import with_gradients
 from kcal.projection import UNTRAINED, FastRecipe, architecture_of, frozen_copy, project
@@ -275,8 +274,7 @@ class KCalBlend(KernelCalibrator):
         is_due = check_updates(self.updates).is_due(history, n_updates, samples.classes_seen) and samples.n_parts > 1
         if is_due and (search or samples.n_classes != len(fit.classes)):  # the model has no entry for a new class
             given = model.projection, model.head, model.representation
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", KcalWarning)  # a prediction is not the place for warnings of a fit
+            with without_warnings():  # a prediction is not the place for warnings of a fit
                 model, is_due = self._fit_points(samples, *given), False
             history = with_record(history, record_of(model, samples, n_updates))
         else:
