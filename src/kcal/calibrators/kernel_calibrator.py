@@ -25,7 +25,15 @@ from kcal.calibrators.compress import MAX_SUPPORT_SIZE, FindSize, compress_model
 from kcal.calibrators.explain import Explanation, explain_rows
 from kcal.calibrators.fit_warnings import warn_known_rows
 from kcal.calibrators.kernel_model import example_rows
-from kcal.calibrators.online import BandwidthRecord, Counters, SampleTable, Updates, check_updates
+from kcal.calibrators.online import (
+    BandwidthRecord,
+    Counters,
+    SampleTable,
+    Updates,
+    check_given_classes,
+    check_updates,
+    is_current,
+)
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.calibrators.state import CalibratorState, decode_classes, encode_classes, from_json
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
@@ -41,7 +49,6 @@ from kcal.validation import (
     check_ids,
     check_integer,
     check_labels,
-    collect_classes,
     of_one_type,
     row_fingerprints,
     shown,
@@ -560,37 +567,6 @@ class KernelCalibrator(Calibrator):
         check_updates(self.updates)
 
 
-@dataclass(frozen=True)
-class OnlineState:
-    """What there is to know before samples of a fitted calibrator change."""
-
-    has_own_ids: bool  # whether the fit was given ids; otherwise samples are known by the numbers of their rows
-    has_groups: bool  # whether the samples have groups: new ones need them too
-    is_search_due: bool  # whether the latest model waits for a search, which ``refresh`` makes
-
-
-def online_state(calibrator: KernelCalibrator) -> OnlineState:
-    """Return the state of a fitted calibrator; raise if its samples cannot be updated."""
-    fit = calibrator._built()
-    has_groups = calibrator._samples_of(fit).groups is not None
-    return OnlineState(fit.counters.own_ids, has_groups, fit.is_search_due)
-
-
-def online_ids(calibrator: KernelCalibrator) -> list[Any]:
-    """Return the ids of the samples after all updates, in the order of their arrival."""
-    table = calibrator._open_table()
-    with table.lock:
-        table.prune(check_updates(calibrator.updates))
-        return list(table.ids)
-
-
-def online_samples(calibrator: KernelCalibrator) -> Samples:
-    """Return the samples after all updates, in the order of their arrival; their ``embeddings`` are projected."""
-    table = calibrator._open_table()
-    with table.lock:
-        return table.samples(check_updates(calibrator.updates))
-
-
 def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
     """Raise if there is only one class: there is nothing to calibrate."""
     if len(classes) < 2:
@@ -600,22 +576,6 @@ def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
             got=f"1 class, {classes.tolist()[0]!r}",
             remedy="Pass classes= with every class of the problem if the calibration set holds only one of them.",
         )
-
-
-def is_current(fit: Fit, table: SampleTable, *, search: bool) -> bool:
-    """Return whether a fit is of the present samples and, with ``search``, no search is due."""
-    return fit.version == table.version and not (search and fit.is_search_due)
-
-
-def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:
-    """Raise if classes of ``partial_fit`` are not known; a class that appears in the labels is added by itself."""
-    if classes is None:
-        return
-    known = set(table.code_of) | set(labels.tolist())
-    unknown = [label for label in collect_classes([], classes).tolist() if label not in known]
-    if unknown:
-        expected = "must be those of the first call; a class that appears in y is added by itself"
-        raise InvalidInputError("classes", expected, got=repr(unknown[0]))
 
 
 def read_samples(state: CalibratorState, support: Any, classes: NDArray[Any]) -> Samples:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from kcal.validation import (
     shown,
     to_array,
 )
+
+if TYPE_CHECKING:
+    from kcal.calibrators.kernel_calibrator import KernelCalibrator
 
 Index = NDArray[np.int64]
 Columns = dict[str, Any]
@@ -398,6 +401,53 @@ class SampleTable:
                 names.append(name)
             number += 1
         return names
+
+
+def is_current(fit: Any, table: SampleTable, *, search: bool) -> bool:
+    """Return whether a fit is of the present samples and, with ``search``, no search is due."""
+    return fit.version == table.version and not (search and fit.is_search_due)
+
+
+def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:
+    """Raise if classes of ``partial_fit`` are not known; a class that appears in the labels is added by itself."""
+    if classes is None:
+        return
+    known = set(table.code_of) | set(labels.tolist())
+    unknown = [label for label in collect_classes([], classes).tolist() if label not in known]
+    if unknown:
+        expected = "must be those of the first call; a class that appears in y is added by itself"
+        raise InvalidInputError("classes", expected, got=repr(unknown[0]))
+
+
+@dataclass(frozen=True)
+class OnlineState:
+    """What there is to know before samples of a fitted calibrator change."""
+
+    has_own_ids: bool  # whether the fit was given ids; otherwise samples are known by the numbers of their rows
+    has_groups: bool  # whether the samples have groups: new ones need them too
+    is_search_due: bool  # whether the latest model waits for a search, which ``refresh`` makes
+
+
+def online_state(calibrator: KernelCalibrator) -> OnlineState:
+    """Return the state of a fitted calibrator; raise if its samples cannot be updated."""
+    fit = calibrator._built()
+    has_groups = calibrator._samples_of(fit).groups is not None
+    return OnlineState(fit.counters.own_ids, has_groups, fit.is_search_due)
+
+
+def online_ids(calibrator: KernelCalibrator) -> list[Any]:
+    """Return the ids of the samples after all updates, in the order of their arrival."""
+    table = calibrator._open_table()
+    with table.lock:
+        table.prune(check_updates(calibrator.updates))
+        return list(table.ids)
+
+
+def online_samples(calibrator: KernelCalibrator) -> Samples:
+    """Return the samples after all updates, in the order of their arrival; their ``embeddings`` are projected."""
+    table = calibrator._open_table()
+    with table.lock:
+        return table.samples(check_updates(calibrator.updates))
 
 
 def _integers(names: Sequence[Any]) -> list[int]:
