@@ -10,8 +10,6 @@ m(s) = μ(s) + uᵀ a,   v(s) = k(s, s) + ε − uᵀ (I − diag c²) u,   u = 
 f(Z) = μ(Z) + L w with q(w) = N(a, diag c²), which maximises, with σ = softmax(m_i) for sample i of weight w_i,
 
 bound = Σ_i w_i·[log σ_y + ½ Σ_k (σ_k² − σ_k) v_ik] − KL(q(w) ‖ N(0, I))
-
-The fit is built on gpytorch, an optional dependency; predictions need torch alone.
 """
 
 from __future__ import annotations
@@ -19,19 +17,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from math import inf, log
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
+from torch.nn.functional import pad
 from torch.nn.utils import vector_to_parameters
 
 from kcal.calibrators.base import buffer, fitted
 from kcal.calibrators.class_scores import MIN_LOG_PROB, average_ties, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
-from kcal.errors import MissingExtraError
 from kcal.progress import progress_bar
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_integer, parameter
@@ -85,10 +82,8 @@ class GaussianProcessModel(LogitModel):
     def marginals(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return m and v at the scores, both (n, n_classes)."""
         covariances = covariance(scores[..., None], self.inducing, self.variance, self.lengthscale)
-        whitened = covariances @ self.whitening.T  # (n, n_classes, n_points)
-        means = prior_mean(scores, self.representation) + whitened @ self.mean
-        explained = whitened.square() @ (1.0 - self.deviation.square())
-        return means, self.variance + WHITE_NOISE - explained
+        shifts, variances = posterior_at(covariances @ self.whitening.T, self.mean, self.deviation, self.variance)
+        return prior_mean(scores, self.representation) + shifts, variances
 
     def entries_per_row(self) -> int:
         """Return the number of latent values, or of covariances."""
@@ -111,6 +106,13 @@ def covariance(
 ) -> torch.Tensor:
     """Return k between scores, broadcast."""
     return variance * torch.exp(-0.5 * ((ones - others) / lengthscale).square())
+
+
+def posterior_at(
+    whitened: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor, variance: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return m − μ and v of whitened covariances u, (…, n_points)."""
+    return whitened @ mean, variance + WHITE_NOISE - whitened.square() @ (1.0 - deviation.square())
 
 
 def whitening_matrix(inducing: torch.Tensor, variance: torch.Tensor, lengthscale: torch.Tensor) -> torch.Tensor:
@@ -151,8 +153,8 @@ def standard_normals(n_draws: int, n_classes: int, seed: int) -> torch.Tensor:
 class GaussianProcessCalibration(LogitCalibrator):
     """Replace the score of every class by a Gaussian process of it, the same for all classes, and average softmax.
 
-    The process is fitted by variational inference with inducing points, and needs gpytorch. Its prior mean is the
-    network's own log-probability: nothing changes far from the data. A prediction is the mean of softmax over draws of
+    The process is fitted by variational inference with inducing points. Its prior mean is the network's own
+    log-probability: nothing changes far from the data. A prediction is the mean of softmax over draws of
     independent normal latent values. The same normal numbers serve every row, assigned by the rank of a score in its
     row and each with its negative. Hence a prediction depends neither on the other rows nor on the order of the
     classes; classes of equal score get equal probabilities.
@@ -184,10 +186,6 @@ class GaussianProcessCalibration(LogitCalibrator):
     samples: int = parameter(100, check_integer, minimum=1, maximum=MAX_DRAWS)
     progress: bool | None = None
 
-    def _check_parameters(self) -> None:
-        import_gpytorch()
-        super()._check_parameters()
-
     def _fit_model(self, samples: Samples) -> GaussianProcessModel:
         scores, order = sorted_scores(samples.logits, self.representation)
         inducing = choose_inducing_points(scores.numpy(), samples.weights, self.inducing_points, self.seed)
@@ -202,19 +200,6 @@ class GaussianProcessCalibration(LogitCalibrator):
             lengthscale=lengthscale,
             **posterior,
         )
-
-
-def import_gpytorch() -> ModuleType:
-    """Return gpytorch; raise with how to install it if it is missing."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # gpytorch scripts a function that is not used here
-            import gpytorch
-    except ModuleNotFoundError as error:
-        message = "Gaussian-process calibration is built on gpytorch, which is not installed: pip install 'kcal[gp]'"
-        raise MissingExtraError(message) from error
-    module: ModuleType = gpytorch
-    return module
 
 
 def choose_inducing_points(scores: Floats, weights: Floats, count: int, seed: int) -> Floats:
@@ -251,11 +236,13 @@ def fit_posterior(
     In the fit, m − μ and v are computed at the nodes of a :class:`ScoreGrid` and interpolated linearly.
     """
     grid = ScoreGrid(scores, spacing)
-    function, parameters = make_latent_function(inducing, representation)
+    numbers = [0.0], [log(INITIAL_LENGTHSCALES[representation])]
+    starts = torch.zeros_like(inducing), torch.ones_like(inducing), *map(inducing.new_tensor, numbers)
+    parameters = {name: start.requires_grad_() for name, start in zip(BOUNDS, starts, strict=True)}  # q is the prior
     with progress_bar("Gaussian process", MAX_BOUND_ITERATIONS, show=show) as advance:
 
         def evaluate() -> float:
-            loss = negative_bound(function, representation, grid, own, weights)
+            loss = negative_bound(parameters, inducing, representation, grid, own, weights)
             advance(f"bound {-loss:.2f}")
             return loss
 
@@ -271,58 +258,32 @@ def fit_posterior(
     return posterior
 
 
-def make_latent_function(inducing: torch.Tensor, representation: str) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the process before its fit, a function of scores (n, 1), and its parameters by the names of ``BOUNDS``."""
-    gpytorch = import_gpytorch()
-    positive = {"transform": torch.exp, "inv_transform": torch.log}
-    radial = gpytorch.kernels.RBFKernel(lengthscale_constraint=gpytorch.constraints.Positive(**positive))
-    kernel = gpytorch.kernels.ScaleKernel(radial, outputscale_constraint=gpytorch.constraints.Positive(**positive))
-    distribution = gpytorch.variational.MeanFieldVariationalDistribution(len(inducing))
-
-    class LatentFunction(gpytorch.models.ApproximateGP):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            strategy = gpytorch.variational.VariationalStrategy(
-                self, inducing[:, None], distribution, learn_inducing_locations=False, jitter_val=WHITE_NOISE
-            )
-            strategy.variational_params_initialized.fill_(1)  # q starts as the prior, not at a random draw
-            super().__init__(strategy)
-            self.kernel = kernel
-
-        def forward(self, points: torch.Tensor) -> Any:
-            mean = prior_mean(points[..., 0], representation)
-            return gpytorch.distributions.MultivariateNormal(mean, self.kernel(points))
-
-    function = LatentFunction().double().train()
-    kernel.outputscale, radial.lengthscale = 1.0, INITIAL_LENGTHSCALES[representation]
-    parameters = (
-        distribution.variational_mean,
-        distribution.get_parameter("_variational_stddev"),
-        kernel.raw_outputscale,
-        radial.raw_lengthscale,
-    )
-    return function, dict(zip(BOUNDS, parameters, strict=True))
-
-
 def negative_bound(
-    function: Any, representation: str, grid: ScoreGrid, own: torch.Tensor, weights: torch.Tensor
+    parameters: dict[str, torch.Tensor],
+    inducing: torch.Tensor,
+    representation: str,
+    grid: ScoreGrid,
+    own: torch.Tensor,
+    weights: torch.Tensor,
 ) -> float:
     """Return minus the bound over the sum of the weights, and set its gradient in the parameters."""
-    total = float(weights.sum())
-    posterior = function(grid.nodes[:, None])
-    mean, variance = posterior.mean, posterior.variance
-    divergence = function.variational_strategy.kl_divergence() / total
-    at_nodes = mean.detach() - prior_mean(grid.nodes, representation), variance.detach()
-    slopes_at_nodes = torch.zeros_like(at_nodes[0]), torch.zeros_like(at_nodes[1])  # in mean and in variance
-    log_likelihood = 0.0
+    total, (mean, deviation) = float(weights.sum()), (parameters[name] for name in ("mean", "deviation"))
+    variance, lengthscale = (parameters[f"log_{name}"].exp() for name in ("variance", "lengthscale"))
+    whitening = whitening_matrix(inducing, variance, lengthscale)
+    whitened = covariance(grid.nodes[:, None], inducing, variance, lengthscale) @ whitening.T
+    posterior = posterior_at(whitened, mean, deviation, variance)
+    squares = deviation.square()
+    divergence = 0.5 * (squares + mean.square() - 1 - squares.log()).sum() / total
+    at_nodes, log_likelihood = [values.detach().requires_grad_() for values in posterior], 0.0
     for rows in _blocks(*grid.scores.shape):
         shifts, variances = (grid.interpolate(values, rows) for values in at_nodes)
         means = prior_mean(grid.scores[rows], representation) + shifts
-        fits, slopes = expected_log_likelihood(means, variances, own[rows])
-        log_likelihood += float(weights[rows] @ fits)
-        for whole, part in zip(slopes_at_nodes, slopes, strict=True):
-            grid.add_slopes(whole, weights[rows, None] * part, rows)
-    slopes_of_loss = [slopes / -total for slopes in slopes_at_nodes]
-    torch.autograd.backward([mean, variance, divergence], [*slopes_of_loss, torch.ones_like(divergence)])
+        part = weights[rows] @ expected_log_likelihood(means, variances, own[rows])
+        torch.autograd.backward(-part / total)
+        log_likelihood += float(part.detach())
+    torch.autograd.backward(
+        [*posterior, divergence], [*(values.grad for values in at_nodes), torch.ones_like(divergence)]
+    )
     return (total * float(divergence.detach()) - log_likelihood) / total
 
 
@@ -331,18 +292,11 @@ def _blocks(n_samples: int, n_classes: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, n_samples, step))
 
 
-def expected_log_likelihood(
-    means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor
-) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,), and its slopes in means and in variances."""
+def expected_log_likelihood(means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,)."""
     log_probs = torch.log_softmax(means, dim=1)
     shares = torch.exp(log_probs)
-    spread = 0.5 * shares * (shares - 1)
-    fits = log_probs.gather(1, own[:, None])[:, 0] + (spread * variances).sum(dim=1)
-    bend = (shares - 0.5) * variances
-    slopes = shares * (bend - 1 - (shares * bend).sum(dim=1, keepdim=True))
-    slopes.scatter_add_(1, own[:, None], torch.ones_like(own, dtype=slopes.dtype)[:, None])
-    return fits, (slopes, spread)
+    return log_probs.gather(1, own[:, None])[:, 0] + 0.5 * (shares * (shares - 1) * variances).sum(dim=1)
 
 
 class ScoreGrid:
@@ -364,20 +318,14 @@ class ScoreGrid:
         shares = np.zeros(len(distinct)) if self.exact else distinct / spacing - cells
         self.scores = scores  # (n, n_classes)
         self.nodes = torch.from_numpy(nodes if self.exact else nodes * spacing)  # (n_nodes,), ascending
-        self.below = below[places].reshape(scores.shape)  # the node j at or below each score
-        self.shares = shares[places].reshape(scores.shape)  # a
+        self.below = torch.from_numpy(below[places].reshape(scores.shape))  # the node j at or below each score
+        self.shares = torch.from_numpy(shares[places].reshape(scores.shape))  # a
 
     def interpolate(self, values: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return a function, given by its values at the nodes, at the scores of some rows."""
-        given, below = values.numpy(), self.below[rows]
-        taken = given.take(below)
-        if not self.exact:
-            taken += self.shares[rows] * np.diff(given, append=given[-1:]).take(below)
-        return torch.from_numpy(taken)
-
-    def add_slopes(self, slopes: torch.Tensor, parts: torch.Tensor, rows: slice) -> None:
-        """Add the slopes at the scores of some rows to those at the nodes: the transpose of :meth:`interpolate`."""
-        below, upper = self.below[rows].ravel(), (parts.numpy() * self.shares[rows]).ravel()
-        slopes += torch.from_numpy(np.bincount(below, parts.numpy().ravel() - upper, len(slopes)))
-        if not self.exact:
-            slopes[1:] += torch.from_numpy(np.bincount(below, upper, len(slopes)))[:-1]
+        below, shares = self.below[rows], self.shares[rows]
+        found = values.index_select(0, below.ravel()).view_as(shares)
+        if self.exact:
+            return found
+        rises = pad(values.diff(), (0, 1)).index_select(0, below.ravel()).view_as(shares)
+        return found + shares * rises

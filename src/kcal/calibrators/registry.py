@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial, singledispatch
 from typing import Any
 
-from kcal.calibrators.base import Calibrator, CalibratorState
+from kcal.calibrators.base import Calibrator
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.gp import GaussianProcessCalibration
@@ -37,6 +37,7 @@ from kcal.calibrators.scaling import (
     VectorScaling,
 )
 from kcal.calibrators.spline import SplineCalibration
+from kcal.calibrators.state import CalibratorState
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.validation import check_choice, shown
 
@@ -61,18 +62,12 @@ class Method:
     cost : int
         Relative time to fit, from 0 (milliseconds) upwards; the benchmark starts the most expensive first. From
         ``SLOW`` on it is an hour or so: "all" methods are then without it, and it runs if it is named.
-    extra : str, optional
-        Optional dependency group of the package that the method needs.
-    packages : tuple of str
-        Packages beyond kcal's own requirements that the method's results depend on.
     """
 
     name: str
     factory: Callable[..., Calibrator]
     title: str
     cost: int = 0
-    extra: str | None = None
-    packages: tuple[str, ...] = ()
 
     @property
     def calibrator_class(self) -> type[Calibrator]:
@@ -106,7 +101,7 @@ METHODS: dict[str, Method] = {
         Method("dircal", DirichletCalibration, "Dirichlet calibration", cost=6),
         Method("imax", IMaxBinning, "I-Max binning"),
         Method("spline", SplineCalibration, "spline calibration"),
-        Method("gp", GaussianProcessCalibration, "Gaussian-process calibration", 2, "gp", ("gpytorch",)),
+        Method("gp", GaussianProcessCalibration, "Gaussian-process calibration", cost=2),
         Method("iop", OrderPreservingCalibration, "intra order-preserving calibration", cost=8),
         Method("knn", KNNInterpolation, "k-nearest-neighbour interpolation", cost=1),
         Method("refit", LastLayerRefit, "ridge refit of the last layer", cost=4),

@@ -213,8 +213,7 @@ def methods(name: options.MethodName = None, **shared: options.Shared) -> Result
         screen = console()
         table = simple_table("name", "title", "takes", n_texts=3)
         for key in chosen:
-            extra = f" (pip install 'kcal\\[{known[key].extra}]')" if known[key].extra else ""
-            table.add_row(key, f"{known[key].title}{extra}", known[key].inputs)
+            table.add_row(key, known[key].title, known[key].inputs)
         screen.print(table)
         if name is None:
             screen.print("kcal methods NAME shows the parameters of a method.")
@@ -260,7 +259,7 @@ def compress(
     given = (size is not None) + (max_loss_increase is not None)
     check_options((given != 1, "--size or --max-loss-increase must be given, and not both."))
     share = None if size is None else parse_value(size)
-    kcal.calibrators.compress.check_target(share, max_loss_increase)
+    kcal.calibrators.compress.size_rule(share, max_loss_increase)
     calibrator: Any = kcal.persistence.load_calibrator(model)
     if not calibrator.tags.has_support:
         raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")
