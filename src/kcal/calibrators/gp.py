@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
-from torch.nn.functional import pad
 from torch.nn.utils import vector_to_parameters
 
 from kcal.calibrators.base import buffer, fitted
@@ -274,16 +273,18 @@ def negative_bound(
     posterior = posterior_at(whitened, mean, deviation, variance)
     squares = deviation.square()
     divergence = 0.5 * (squares + mean.square() - 1 - squares.log()).sum() / total
-    at_nodes, log_likelihood = [values.detach().requires_grad_() for values in posterior], 0.0
+    at_nodes = posterior[0].detach(), posterior[1].detach()
+    slopes_at_nodes = torch.zeros_like(at_nodes[0]), torch.zeros_like(at_nodes[1])  # in mean and in variance
+    log_likelihood = 0.0
     for rows in _blocks(*grid.scores.shape):
         shifts, variances = (grid.interpolate(values, rows) for values in at_nodes)
         means = prior_mean(grid.scores[rows], representation) + shifts
-        part = weights[rows] @ expected_log_likelihood(means, variances, own[rows])
-        torch.autograd.backward(-part / total)
-        log_likelihood += float(part.detach())
-    torch.autograd.backward(
-        [*posterior, divergence], [*(values.grad for values in at_nodes), torch.ones_like(divergence)]
-    )
+        fits, slopes = expected_log_likelihood(means, variances, own[rows])
+        log_likelihood += float(weights[rows] @ fits)
+        for whole, part in zip(slopes_at_nodes, slopes, strict=True):
+            grid.add_slopes(whole, weights[rows, None] * part, rows)
+    slopes_of_loss = [slopes / -total for slopes in slopes_at_nodes]
+    torch.autograd.backward([*posterior, divergence], [*slopes_of_loss, torch.ones_like(divergence)])
     return (total * float(divergence.detach()) - log_likelihood) / total
 
 
@@ -292,11 +293,18 @@ def _blocks(n_samples: int, n_classes: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, n_samples, step))
 
 
-def expected_log_likelihood(means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,)."""
+def expected_log_likelihood(
+    means: torch.Tensor, variances: torch.Tensor, own: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Return log σ_y + ½ Σ_k (σ_k² − σ_k) v_k of each row, (n,), and its slopes in means and in variances."""
     log_probs = torch.log_softmax(means, dim=1)
     shares = torch.exp(log_probs)
-    return log_probs.gather(1, own[:, None])[:, 0] + 0.5 * (shares * (shares - 1) * variances).sum(dim=1)
+    spread = 0.5 * shares * (shares - 1)
+    fits = log_probs.gather(1, own[:, None])[:, 0] + (spread * variances).sum(dim=1)
+    bend = (shares - 0.5) * variances
+    slopes = shares * (bend - 1 - (shares * bend).sum(dim=1, keepdim=True))
+    slopes.scatter_add_(1, own[:, None], torch.ones_like(own, dtype=slopes.dtype)[:, None])
+    return fits, (slopes, spread)
 
 
 class ScoreGrid:
@@ -318,14 +326,20 @@ class ScoreGrid:
         shares = np.zeros(len(distinct)) if self.exact else distinct / spacing - cells
         self.scores = scores  # (n, n_classes)
         self.nodes = torch.from_numpy(nodes if self.exact else nodes * spacing)  # (n_nodes,), ascending
-        self.below = torch.from_numpy(below[places].reshape(scores.shape))  # the node j at or below each score
-        self.shares = torch.from_numpy(shares[places].reshape(scores.shape))  # a
+        self.below = below[places].reshape(scores.shape)  # the node j at or below each score
+        self.shares = shares[places].reshape(scores.shape)  # a
 
     def interpolate(self, values: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return a function, given by its values at the nodes, at the scores of some rows."""
-        below, shares = self.below[rows], self.shares[rows]
-        found = values.index_select(0, below.ravel()).view_as(shares)
-        if self.exact:
-            return found
-        rises = pad(values.diff(), (0, 1)).index_select(0, below.ravel()).view_as(shares)
-        return found + shares * rises
+        given, below = values.numpy(), self.below[rows]
+        taken = given.take(below)
+        if not self.exact:
+            taken += self.shares[rows] * np.diff(given, append=given[-1:]).take(below)
+        return torch.from_numpy(taken)
+
+    def add_slopes(self, slopes: torch.Tensor, parts: torch.Tensor, rows: slice) -> None:
+        """Add the slopes at the scores of some rows to those at the nodes: the transpose of :meth:`interpolate`."""
+        below, upper = self.below[rows].ravel(), (parts.numpy() * self.shares[rows]).ravel()
+        slopes += torch.from_numpy(np.bincount(below, parts.numpy().ravel() - upper, len(slopes)))
+        if not self.exact:
+            slopes[1:] += torch.from_numpy(np.bincount(below, upper, len(slopes)))[:-1]
