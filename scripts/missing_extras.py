@@ -35,6 +35,7 @@ class Request:
     words: tuple[str, ...]
 
 
+LOGITS = "numpy.random.default_rng(0).normal(size=(60, 3)), numpy.arange(60) % 3"
 SERVE, ONNX = ("fastapi", "uvicorn", "prometheus_client"), ("onnx", "onnxscript", "onnxruntime")
 REQUESTS = (
     Request(("matplotlib",), "'kcal[plots]'", ("evaluate", "model.kcal", "test.npz", "--report", "report")),
@@ -44,6 +45,10 @@ REQUESTS = (
     Request(("matplotlib",), "'kcal[plots]'", ("-c", "import kcal.plots")),
     Request(("matplotlib",), "'kcal[plots]'", ("-c", "import kcal.report; kcal.report.write_report")),
     Request(("matplotlib",), "'kcal[plots]'", ("-c", "import kcal; kcal.plots.reliability_diagram")),
+    Request(("gpytorch",), "'kcal[gp]'", ("fit", "calibration.npz", "--method", "gp", "--out", "gp.kcal")),
+    Request(
+        ("gpytorch",), "'kcal[gp]'", ("-c", f"import kcal, numpy; kcal.GaussianProcessCalibration().fit({LOGITS})")
+    ),
     Request(("pyarrow",), "'kcal[tables]'", ("predict", "model.kcal", "test.npz", "--out", "probabilities.csv")),
     Request(("pyarrow",), "'kcal[tables]'", ("fit", "table.csv", "--out", "table.kcal")),
     Request(("pyarrow",), "'kcal[tables]'", ("evaluate", "model.kcal", "table.parquet")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from scipy.optimize import minimize
 
 from kcal import GaussianProcessCalibration
+from kcal.errors import MissingExtraError
 from synthetic import warped
 
 NAMES = ("mean", "deviation", "variance", "lengthscale")
@@ -144,6 +146,12 @@ def test_inducing_points_are_the_k_means_whatever_the_order_or_multiplicity() ->
     scores = torch.log_softmax(torch.from_numpy(logits), dim=1).numpy().ravel()
     nearest = np.abs(scores[:, None] - points).argmin(axis=1)
     np.testing.assert_allclose(points, [scores[nearest == i].mean() for i in range(8)], atol=1e-2)
+
+
+def test_without_gpytorch_the_message_says_how_to_install_it(problem: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpytorch", None)
+    with pytest.raises(MissingExtraError, match=r"kcal\[gp\]"):
+        GaussianProcessCalibration().fit(problem.logits, problem.labels)
 
 
 @pytest.mark.parametrize(("draws", "expected"), [(1, 2), (7, 8), (8, 8)])

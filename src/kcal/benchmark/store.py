@@ -33,7 +33,7 @@ from kcal.projection import TrainedProjection
 
 RESULTS_FILE = "results.jsonl"
 PROJECTIONS = "projections"
-PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn")
+PACKAGES = ("kcal", "torch", "numpy", "scipy", "scikit-learn", "gpytorch")
 """Packages that results depend on."""
 
 

@@ -10,6 +10,8 @@ m(s) = μ(s) + uᵀ a,   v(s) = k(s, s) + ε − uᵀ (I − diag c²) u,   u = 
 f(Z) = μ(Z) + L w with q(w) = N(a, diag c²), which maximises, with σ = softmax(m_i) for sample i of weight w_i,
 
 bound = Σ_i w_i·[log σ_y + ½ Σ_k (σ_k² − σ_k) v_ik] − KL(q(w) ‖ N(0, I))
+
+The fit is built on gpytorch, an optional dependency; predictions need torch alone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from math import inf, log
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +31,7 @@ from kcal.calibrators.base import buffer, fitted
 from kcal.calibrators.class_scores import MIN_LOG_PROB, average_ties, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import loss_of_parameters, minimise
+from kcal.errors import MissingExtraError
 from kcal.progress import progress_bar
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_integer, parameter
@@ -81,8 +85,10 @@ class GaussianProcessModel(LogitModel):
     def marginals(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return m and v at the scores, both (n, n_classes)."""
         covariances = covariance(scores[..., None], self.inducing, self.variance, self.lengthscale)
-        shifts, variances = posterior_at(covariances @ self.whitening.T, self.mean, self.deviation, self.variance)
-        return prior_mean(scores, self.representation) + shifts, variances
+        whitened = covariances @ self.whitening.T  # (n, n_classes, n_points)
+        means = prior_mean(scores, self.representation) + whitened @ self.mean
+        explained = whitened.square() @ (1.0 - self.deviation.square())
+        return means, self.variance + WHITE_NOISE - explained
 
     def entries_per_row(self) -> int:
         """Return the number of latent values, or of covariances."""
@@ -105,13 +111,6 @@ def covariance(
 ) -> torch.Tensor:
     """Return k between scores, broadcast."""
     return variance * torch.exp(-0.5 * ((ones - others) / lengthscale).square())
-
-
-def posterior_at(
-    whitened: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor, variance: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return m − μ and v of whitened covariances u, (…, n_points)."""
-    return whitened @ mean, variance + WHITE_NOISE - whitened.square() @ (1.0 - deviation.square())
 
 
 def whitening_matrix(inducing: torch.Tensor, variance: torch.Tensor, lengthscale: torch.Tensor) -> torch.Tensor:
@@ -152,8 +151,8 @@ def standard_normals(n_draws: int, n_classes: int, seed: int) -> torch.Tensor:
 class GaussianProcessCalibration(LogitCalibrator):
     """Replace the score of every class by a Gaussian process of it, the same for all classes, and average softmax.
 
-    The process is fitted by variational inference with inducing points. Its prior mean is the network's own
-    log-probability: nothing changes far from the data. A prediction is the mean of softmax over draws of
+    The process is fitted by variational inference with inducing points, and needs gpytorch. Its prior mean is the
+    network's own log-probability: nothing changes far from the data. A prediction is the mean of softmax over draws of
     independent normal latent values. The same normal numbers serve every row, assigned by the rank of a score in its
     row and each with its negative. Hence a prediction depends neither on the other rows nor on the order of the
     classes; classes of equal score get equal probabilities.
@@ -185,6 +184,10 @@ class GaussianProcessCalibration(LogitCalibrator):
     samples: int = parameter(100, check_integer, minimum=1, maximum=MAX_DRAWS)
     progress: bool | None = None
 
+    def _check_parameters(self) -> None:
+        import_gpytorch()
+        super()._check_parameters()
+
     def _fit_model(self, samples: Samples) -> GaussianProcessModel:
         scores, order = sorted_scores(samples.logits, self.representation)
         inducing = choose_inducing_points(scores.numpy(), samples.weights, self.inducing_points, self.seed)
@@ -199,6 +202,19 @@ class GaussianProcessCalibration(LogitCalibrator):
             lengthscale=lengthscale,
             **posterior,
         )
+
+
+def import_gpytorch() -> ModuleType:
+    """Return gpytorch; raise with how to install it if it is missing."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # gpytorch scripts a function that is not used here
+            import gpytorch
+    except ModuleNotFoundError as error:
+        message = "Gaussian-process calibration is built on gpytorch, which is not installed: pip install 'kcal[gp]'"
+        raise MissingExtraError(message) from error
+    module: ModuleType = gpytorch
+    return module
 
 
 def choose_inducing_points(scores: Floats, weights: Floats, count: int, seed: int) -> Floats:
@@ -235,13 +251,11 @@ def fit_posterior(
     In the fit, m − μ and v are computed at the nodes of a :class:`ScoreGrid` and interpolated linearly.
     """
     grid = ScoreGrid(scores, spacing)
-    numbers = [0.0], [log(INITIAL_LENGTHSCALES[representation])]
-    starts = torch.zeros_like(inducing), torch.ones_like(inducing), *map(inducing.new_tensor, numbers)
-    parameters = {name: start.requires_grad_() for name, start in zip(BOUNDS, starts, strict=True)}  # q is the prior
+    function, parameters = make_latent_function(inducing, representation)
     with progress_bar("Gaussian process", MAX_BOUND_ITERATIONS, show=show) as advance:
 
         def evaluate() -> float:
-            loss = negative_bound(parameters, inducing, representation, grid, own, weights)
+            loss = negative_bound(function, representation, grid, own, weights)
             advance(f"bound {-loss:.2f}")
             return loss
 
@@ -257,23 +271,47 @@ def fit_posterior(
     return posterior
 
 
+def make_latent_function(inducing: torch.Tensor, representation: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return the process before its fit, a function of scores (n, 1), and its parameters by the names of ``BOUNDS``."""
+    gpytorch = import_gpytorch()
+    positive = {"transform": torch.exp, "inv_transform": torch.log}
+    radial = gpytorch.kernels.RBFKernel(lengthscale_constraint=gpytorch.constraints.Positive(**positive))
+    kernel = gpytorch.kernels.ScaleKernel(radial, outputscale_constraint=gpytorch.constraints.Positive(**positive))
+    distribution = gpytorch.variational.MeanFieldVariationalDistribution(len(inducing))
+
+    class LatentFunction(gpytorch.models.ApproximateGP):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            strategy = gpytorch.variational.VariationalStrategy(
+                self, inducing[:, None], distribution, learn_inducing_locations=False, jitter_val=WHITE_NOISE
+            )
+            strategy.variational_params_initialized.fill_(1)  # q starts as the prior, not at a random draw
+            super().__init__(strategy)
+            self.kernel = kernel
+
+        def forward(self, points: torch.Tensor) -> Any:
+            mean = prior_mean(points[..., 0], representation)
+            return gpytorch.distributions.MultivariateNormal(mean, self.kernel(points))
+
+    function = LatentFunction().double().train()
+    kernel.outputscale, radial.lengthscale = 1.0, INITIAL_LENGTHSCALES[representation]
+    parameters = (
+        distribution.variational_mean,
+        distribution.get_parameter("_variational_stddev"),
+        kernel.raw_outputscale,
+        radial.raw_lengthscale,
+    )
+    return function, dict(zip(BOUNDS, parameters, strict=True))
+
+
 def negative_bound(
-    parameters: dict[str, torch.Tensor],
-    inducing: torch.Tensor,
-    representation: str,
-    grid: ScoreGrid,
-    own: torch.Tensor,
-    weights: torch.Tensor,
+    function: Any, representation: str, grid: ScoreGrid, own: torch.Tensor, weights: torch.Tensor
 ) -> float:
     """Return minus the bound over the sum of the weights, and set its gradient in the parameters."""
-    total, (mean, deviation) = float(weights.sum()), (parameters[name] for name in ("mean", "deviation"))
-    variance, lengthscale = (parameters[f"log_{name}"].exp() for name in ("variance", "lengthscale"))
-    whitening = whitening_matrix(inducing, variance, lengthscale)
-    whitened = covariance(grid.nodes[:, None], inducing, variance, lengthscale) @ whitening.T
-    posterior = posterior_at(whitened, mean, deviation, variance)
-    squares = deviation.square()
-    divergence = 0.5 * (squares + mean.square() - 1 - squares.log()).sum() / total
-    at_nodes = posterior[0].detach(), posterior[1].detach()
+    total = float(weights.sum())
+    posterior = function(grid.nodes[:, None])
+    mean, variance = posterior.mean, posterior.variance
+    divergence = function.variational_strategy.kl_divergence() / total
+    at_nodes = mean.detach() - prior_mean(grid.nodes, representation), variance.detach()
     slopes_at_nodes = torch.zeros_like(at_nodes[0]), torch.zeros_like(at_nodes[1])  # in mean and in variance
     log_likelihood = 0.0
     for rows in _blocks(*grid.scores.shape):
@@ -284,7 +322,7 @@ def negative_bound(
         for whole, part in zip(slopes_at_nodes, slopes, strict=True):
             grid.add_slopes(whole, weights[rows, None] * part, rows)
     slopes_of_loss = [slopes / -total for slopes in slopes_at_nodes]
-    torch.autograd.backward([*posterior, divergence], [*slopes_of_loss, torch.ones_like(divergence)])
+    torch.autograd.backward([mean, variance, divergence], [*slopes_of_loss, torch.ones_like(divergence)])
     return (total * float(divergence.detach()) - log_likelihood) / total
 
 

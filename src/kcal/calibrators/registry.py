@@ -62,12 +62,18 @@ class Method:
     cost : int
         Relative time to fit, from 0 (milliseconds) upwards; the benchmark starts the most expensive first. From
         ``SLOW`` on it is an hour or so: "all" methods are then without it, and it runs if it is named.
+    extra : str, optional
+        Optional dependency group of the package that the method needs.
+    packages : tuple of str
+        Packages beyond kcal's own requirements that the method's results depend on.
     """
 
     name: str
     factory: Callable[..., Calibrator]
     title: str
     cost: int = 0
+    extra: str | None = None
+    packages: tuple[str, ...] = ()
 
     @property
     def calibrator_class(self) -> type[Calibrator]:
@@ -101,7 +107,7 @@ METHODS: dict[str, Method] = {
         Method("dircal", DirichletCalibration, "Dirichlet calibration", cost=6),
         Method("imax", IMaxBinning, "I-Max binning"),
         Method("spline", SplineCalibration, "spline calibration"),
-        Method("gp", GaussianProcessCalibration, "Gaussian-process calibration", cost=2),
+        Method("gp", GaussianProcessCalibration, "Gaussian-process calibration", 2, "gp", ("gpytorch",)),
         Method("iop", OrderPreservingCalibration, "intra order-preserving calibration", cost=8),
         Method("knn", KNNInterpolation, "k-nearest-neighbour interpolation", cost=1),
         Method("refit", LastLayerRefit, "ridge refit of the last layer", cost=4),

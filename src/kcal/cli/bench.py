@@ -31,10 +31,10 @@ def bench(
     """Run methods on all tasks as the paper does, and write its tables.
 
     A run that was stopped resumes: give the same folder again. Results of other data, seeds, parameters of their
-    method, or versions of kcal, torch, numpy, scipy or scikit-learn are measured again, and a warning counts them. If
-    a method fails, the tables say so and the others go on. Only one run at a time can use a folder. Methods that take
-    an hour to train, kcal-paper, run only if they are named; their trainings are kept in the folder. On a Ray cluster,
-    whose machines must all see the folder, the results are the same.
+    method, or versions of kcal, torch, numpy, scipy, scikit-learn or gpytorch are measured
+    again, and a warning counts them. If a method fails, the tables say so and the others go on. Only one run at a
+    time can use a folder. Methods that take an hour to train, kcal-paper, run only if they are named; their trainings
+    are kept in the folder. On a Ray cluster, whose machines must all see the folder, the results are the same.
 
     [bold]Examples[/]
 

@@ -213,7 +213,8 @@ def methods(name: options.MethodName = None, **shared: options.Shared) -> Result
         screen = console()
         table = simple_table("name", "title", "takes", n_texts=3)
         for key in chosen:
-            table.add_row(key, known[key].title, known[key].inputs)
+            extra = f" (pip install 'kcal\\[{known[key].extra}]')" if known[key].extra else ""
+            table.add_row(key, f"{known[key].title}{extra}", known[key].inputs)
         screen.print(table)
         if name is None:
             screen.print("kcal methods NAME shows the parameters of a method.")
