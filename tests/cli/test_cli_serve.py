@@ -56,7 +56,7 @@ def test_service_that_cannot_start_says_why_once_and_no_address(run, model, tmp_
         (tmp_path / name).write_bytes(b"nothing of the kind" * 100)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = [str(taken.getsockname()[1]) if word == "PORT" else word for word in options]
-        result = run("serve", model, "--port", "0", *options, code=2 if "--network" in options else 1)
+        result = run("serve", model, "--port", "0", *options, code=2 if "--grpc-port" in options else 1)
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.strip().splitlines()) == 1
