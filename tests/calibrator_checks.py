@@ -98,6 +98,9 @@ def check_saving_and_loading_keeps_every_bit(fitted: Calibrator, problem: Any, f
     assert type(loaded) is type(fitted)
     np.testing.assert_array_equal(loaded.classes_, fitted.classes_)
     np.testing.assert_array_equal(predict_on(loaded, test_outputs(problem)), predict_on(fitted, test_outputs(problem)))
+    if fitted.tags.has_evidence:
+        rows = test_outputs(problem).matrix(fitted.inputs)
+        np.testing.assert_array_equal(loaded.evidence(rows), fitted.evidence(rows))
     for name, value in fitted.get_params().items():
         if isinstance(value, str | int | float | None):
             assert getattr(loaded, name) == value

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kcal.datasets
 from kcal.persistence import CalibrationStore
-from page_code import PAGES, ROOT, Block, PageRun, SharedFolders, blocks_of, run_page, small_example
+from page_code import PAGES, ROOT, PageRun, SharedFolders, blocks_of, run_page, small_example
 from page_models import PREPARED
 
 ON_A_CLUSTER = "docs/distributed.md"  # runs in tests/distributed, which has one
@@ -82,27 +82,6 @@ def ran(short_trainings: None, shared_operators: None, tmp_path_factory: pytest.
 def test_every_block_of_a_page_runs(ran, page):
     probs = ran(page).names.get("probs", [[1.0]])
     np.testing.assert_allclose(torch.as_tensor(probs).detach().sum(dim=1), 1, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("language", "text", "message"),
-    [
-        ("", "kcal demo", "tag the block as one of"),
-        ("yaml", "a: 1", "tag the block as one of"),
-        ("text", "kcal demo", "tag the block as sh"),
-        ("sh", "rm model.kcal", "neither run nor listed"),
-        ("sh", "kcal fit missing.npz --out model.kcal", "does not exist"),
-        ("sh", "kcal bench tasks --nonsense", "No such option"),
-        ("sh", "make nonsense", "nonsense"),
-        ("sh", "pip install 'kcal[nonsense]'", "nonsense"),
-        ("sh", "podman build -f deploy/Nonsense .", "Nonsense"),
-        ("console", "$ kcal --version\nkcal 0.0", "kcal [1-9]|kcal 0.[1-9]"),
-    ],
-)
-def test_a_block_that_cannot_be_trusted_fails(tmp_path, monkeypatch, language, text, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Exception, match=message):
-        PageRun(tmp_path).run(Block("page.md", 1, language, text))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "gallery").glob("*.py")), ids=lambda path: path.stem)

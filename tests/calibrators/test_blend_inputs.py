@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -37,16 +36,6 @@ def test_logits_are_needed_or_refused_as_at_the_fit(problem: Any) -> None:
         KCalBlend().fit(x, y, logits=broken)
     with pytest.warns(LeakageWarning):
         without.predict_proba(x)
-
-
-def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem: Any) -> None:
-    rows = problem.labels < 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        blend = KCalBlend().fit(problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows])
-    found = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    assert found.shape == (600, 3)
-    assert (found[:, 2] > 0).all()
 
 
 def test_probabilities_as_logits_when_told(problem: Any) -> None:

@@ -49,15 +49,6 @@ def test_loaded_calibrator_equals_saved_one(fitted: KCal, problem: Any, tmp_path
     assert (loaded.bandwidth_, loaded.get_params()) == (fitted.bandwidth_, fitted.get_params())
 
 
-def test_loaded_calibrator_goes_on_learning(fitted: KCal, problem: Any, tmp_path: Path) -> None:
-    pair = [load(save(fitted, tmp_path / "model.kcal")) for _ in range(2)]
-    for one in pair:
-        one.forget([1003]).correct([1005], [2])
-        one.partial_fit(problem.train_embeddings[:5], [0, 1, 2, 0, 1], ids=np.arange(5), groups=np.arange(5))
-    assert_same_predictions(pair[0], load(save(pair[1], tmp_path / "model.kcal")), problem)
-    assert set(pair[0].ids_.tolist()) == {*range(5), *range(1000, 1240)} - {1003}
-
-
 def test_equal_fits_give_equal_files(fitted: KCal, fitted_content: bytes, tmp_path: Path) -> None:
     assert to_bytes(fitted) == to_bytes(load(save(fitted, tmp_path / "model"))) == fitted_content
     other = tmp_path / "other"
