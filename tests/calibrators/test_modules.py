@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("short_solvers")
 WITH_EVIDENCE = [name for name, method in METHODS.items() if method.factory().tags.has_evidence]
 ON_LOGITS = [name for name, method in METHODS.items() if method.inputs != "embeddings"]
 WITH_PROBABILITIES = [name for name in ON_LOGITS if "representation" in make_calibrator(name).get_params()]
-STEPS = ("histogram", "scaling-binning", "imax", "venn-abers")
+STEPS = ("histogram", "imax", "venn-abers")
 """Methods whose probabilities are step functions."""
 HOLDING_SAMPLES = ("kcal", "kcal-blend", "knn")
 

@@ -167,8 +167,8 @@ def prepared(run, models, monkeypatch, tmp_path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_bad_command_lines_are_one_message_and_no_traceback(prepared, name):
-    """Every eighth of some thousand generated lines."""
-    commands = [words for words in bad_commands() if words[0] == name][::8]
+    """Every sixteenth of some thousand generated lines."""
+    commands = [words for words in bad_commands() if words[0] == name][::16]
     for words in commands:
         result = CliRunner().invoke(app, list(words))
         assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
