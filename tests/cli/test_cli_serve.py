@@ -83,10 +83,6 @@ def test_token_is_shown_when_the_command_is_quiet(run, tmp_path):
     assert find_token(read_tokens(file), json.loads(made.stdout)["token"]).name == "other"
 
 
-def test_help_of_tokens_shows_no_type_of_flags(run):
-    assert "<bool>" not in run("token", "--help").stdout
-
-
 CHANGES = """
 import sys
 from kcal.cli import app

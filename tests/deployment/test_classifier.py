@@ -183,13 +183,6 @@ def test_copies_and_half_precision(model: CalibratedClassifier, trained: Trained
     assert_equal(model.to("cpu")(trained.points), probs)
 
 
-def test_calibrated_head_compiles_in_one_graph(model: CalibratedClassifier, trained: Trained) -> None:
-    outputs = kcal.extract(trained.network, [trained.points])
-    rows = torch.from_numpy(outputs.embeddings), torch.from_numpy(outputs.logits)
-    compiled = torch.compile(model.calibrated_head, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*rows), model(trained.points), rtol=0, atol=1e-6)
-
-
 def test_file_has_the_calibrator_and_names_the_network(
     model: CalibratedClassifier, trained: Trained, tmp_path: Path
 ) -> None:
