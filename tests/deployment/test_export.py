@@ -54,7 +54,7 @@ def small() -> Problem:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *((name, torch.float32) for name in WITH_OWN_MODULE),
+        *((name, torch.float32) for name in WITH_OWN_MODULE if name not in OUTPUTS),  # which networks below have
         *((name, torch.float64) for name in ("ts", "isotonic", "imax", "kcal-logits", "kcal-blend")),
     ],
 )
@@ -73,7 +73,7 @@ def test_exports_of_every_method_equal_the_calibrator(
     expected = [calibrator.predict_proba(*arguments, **extra)]
     expected += [calibrator.evidence(*arguments)] if calibrator.tags.has_evidence else []
     found = [[part.numpy() for part in export_program(predictor, [part[:5] for part in rows]).module()(*rows)]]
-    if dtype == torch.float32 or name in ("kcal-logits", "kcal-blend"):  # which have all operators of kernels
+    if dtype == torch.float32 or name == "kcal-blend":  # which has all operators of kernels
         path = write_onnx(predictor, [part[:5] for part in rows], tmp_path / "head.onnx", metadata={})
         feeds = {part: given.numpy() for part, given in zip(predictor.names, rows, strict=True)}
         found.append(onnxruntime.InferenceSession(path).run(None, feeds))
