@@ -25,6 +25,7 @@ from kcal.calibrators.base import (
     contains_rows,
     decode_classes,
     encode_classes,
+    prediction_mode,
 )
 from kcal.calibrators.compress import CompressionOptions, FindSize, check_target, compress_model
 from kcal.calibrators.explain import Explanation, explain_rows
@@ -34,7 +35,7 @@ from kcal.calibrators.online import BandwidthRecord, Counters, SampleTable, Upda
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
-from kcal.modes import with_gradients, without_autocast
+from kcal.modes import with_gradients
 from kcal.projection import log_lengths
 from kcal.samples import Samples, check_samples, code_groups, relative_weights
 from kcal.threads import threads_for
@@ -218,7 +219,7 @@ class KernelCalibrator(Calibrator):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]:
         """Return checked embeddings and logits, None for what the method does not take, and the kind of ``X``."""
 
-    @without_autocast()
+    @prediction_mode()
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set at each row, (n,).
 
@@ -226,10 +227,10 @@ class KernelCalibrator(Calibrator):
         """
         model = self._latest().model
         rows, kind = self._check_rows(X)
-        with torch.no_grad(), threads_for(0):
+        with torch.no_grad():
             return kind.restore(model.estimate.log_density(model.estimate.class_sums(model.rows(rows, rows))))
 
-    @without_autocast()
+    @prediction_mode()
     def evidence(self, X: Any) -> Any:
         """Return the share of calibration samples that have less evidence than each row, (n,), from 0 to 1.
 
@@ -242,10 +243,10 @@ class KernelCalibrator(Calibrator):
         """
         model = self._latest().complete
         rows, kind = self._check_rows(X)
-        with torch.no_grad(), threads_for(0):
+        with torch.no_grad():
             return kind.restore(model.evidence_of(rows, rows))
 
-    @without_autocast()
+    @prediction_mode()
     def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
         """Return the ``k`` most influential calibration samples of each prediction, with their shares and distances.
 
@@ -420,7 +421,7 @@ class KernelCalibrator(Calibrator):
         rows: Any = scores if embeddings is None else embeddings
         labels = check_labels(y, len(rows))
         names = None if ids is None else check_ids(ids, len(rows)).tolist()
-        with without_autocast():
+        with prediction_mode():
             projected = fit.model.rows(embeddings, scores)
             columns = {
                 "embeddings": fit.model.estimate.project(projected).cpu().numpy(),
