@@ -64,11 +64,7 @@ def memory_beside_the_answer(size: tuple[int, int, int, int]) -> float:
 def main(console: Console) -> None:
     """Print the table of ratios and the extra memory."""
     table = Table(
-        "N",
-        "M",
-        "d",
-        "K",
-        "kcal",
+        *("N", "M", "d", "K", "kcal"),
         "broadcast / kcal",
         "cdist / kcal",
         "kcal / (GEMM + exp2 + sums)",

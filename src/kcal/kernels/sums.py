@@ -346,7 +346,7 @@ class PreparedSupport:
         return RESOLUTION / epsilon / radius / ((-2.0 * half_squares).sqrt() + radius)
 
     def _are_small(self, placed: Queries) -> bool:
-        """Return whether powers of 2 of all products, −½R² − R·r ≤ z·q − ½‖z‖² ≤ ½r², neither overflow nor underflow."""
+        """Return whether no product, −½R² − R·r ≤ z·q − ½‖z‖² ≤ ½r², has too large or too small a power of 2."""
         radius, reach = self.radius * self.unit, sqrt(-2.0 * float(placed.half_squares.amin()))
         rate, smallest = max(self.rates), torch.finfo(self.support.points.dtype).tiny
         return 0.5 * reach**2 * rate <= ROOM and (0.5 * radius + reach) * radius * rate <= -log2(smallest)
