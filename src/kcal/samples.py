@@ -18,6 +18,7 @@ from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 from kcal.errors import InvalidInputError
 from kcal.validation import (
     MAX_WEIGHT_RATIO,
+    check_group_names,
     check_groups,
     check_ids,
     check_integer,
@@ -26,7 +27,6 @@ from kcal.validation import (
     check_weights,
     collect_classes,
     encode_labels,
-    to_array,
 )
 
 Index = NDArray[np.int64]
@@ -167,15 +167,9 @@ def check_samples(
         groups=None if groups is None else code_groups(check_groups(groups, n, names[1])),
         ids=None if ids is None else check_ids(ids, n),
         indices=np.arange(n),
-        group_names=None if groups is None else named_groups(groups),
+        group_names=None if groups is None else check_group_names(groups, n, names[1]),
         log_weights=log_weights(sample_weight, n),
     )
-
-
-def named_groups(groups: Any) -> NDArray[Any]:
-    """Return checked groups as text, numbers or booleans, (n,)."""
-    names = to_array(groups, "groups")
-    return names if names.dtype.kind in "biufU" else names.astype(str)
 
 
 def log_weights(sample_weight: Any, n: int) -> Floats:

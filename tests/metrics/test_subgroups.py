@@ -117,12 +117,19 @@ def test_calibrated_subgroups_are_rarely_marked(grouped):
 def test_subgroups_of_one_sample_or_group_have_no_interval():
     probs, labels = drawn(60, np.random.default_rng(4))
     by = np.repeat(["a", "b", "c"], 20)
-    found = evaluate(probs, labels, by=by, groups=np.r_[np.zeros(20), np.arange(1, 41)], resamples=20)
+    with pytest.warns(KcalWarning, match=r"1 of the 3 subgroups \(a\) have a single group"):
+        found = evaluate(probs, labels, by=by, groups=np.r_[np.zeros(20), np.arange(1, 41)], resamples=20)
     assert np.isnan([found.low[0], found.high[0], found.p_values[0], found.difference_p_values[0]]).all()
     assert np.isfinite(found.low[1:]).all()
     whole = evaluate(probs, labels, by=np.zeros(60), resamples=20)
     assert np.isnan(whole.difference_p_values).all()
     assert np.isfinite(whole.p_values).all()
+
+
+def test_one_group_has_no_interval_of_any_subgroup():
+    probs, labels = drawn(60, np.random.default_rng(4))
+    with pytest.raises(InvalidInputError, match=r"^groups must have at least two groups"):
+        evaluate(probs, labels, by=np.repeat(["a", "b", "c"], 20), groups=["same patient"] * 60, resamples=20)
 
 
 @pytest.mark.parametrize("by", [["a"], [None, "b"], np.eye(2), {"a": 1}])

@@ -26,6 +26,7 @@ from kcal.threads import map_blocks, threads_for
 from kcal.validation import (
     ArrayKind,
     check_choice,
+    check_integer,
     check_labels,
     check_matrix,
     check_scores,
@@ -40,7 +41,7 @@ from kcal.validation import (
 )
 
 REPRESENTATIONS = ("logits", "probabilities")
-EXAMPLE_ROWS = 64
+EXAMPLE_ROWS, MAX_EXAMPLE_ROWS = 64, 10**6
 MAX_FEATURES = 10**7
 """Of a calibrator in a file: no number in it may make loading allocate much memory."""
 MAX_LABEL_BYTES, MAX_BYTES_PER_CHARACTER = 2**26, 256
@@ -626,6 +627,7 @@ def fitted(name: str) -> Any:
 
 def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
     """Return random logits, (n_rows, n_columns), or probabilities; one column is that of the second of two classes."""
+    check_integer(n_rows, "n_rows", minimum=1, maximum=MAX_EXAMPLE_ROWS)
     logits = 3.0 * torch.randn(n_rows, n_columns, generator=torch.Generator().manual_seed(0))
     if representation == "logits":
         return logits

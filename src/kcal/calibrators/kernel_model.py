@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.base import CalibrationModel, Tensors, buffer, load_tensors, option, submodule
+from kcal.calibrators.base import MAX_EXAMPLE_ROWS, CalibrationModel, Tensors, buffer, load_tensors, option, submodule
 from kcal.calibrators.class_scores import places
 from kcal.calibrators.logits import required
 from kcal.errors import FileFormatError
 from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
 from kcal.projection import architecture_of, log_lengths, new_projection, project
 from kcal.samples import Samples
-from kcal.validation import check_number, computing_dtype
+from kcal.validation import check_integer, check_number, computing_dtype
 
 MAX_SUMS = 2**22
 """Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
@@ -306,6 +306,7 @@ def example_rows(model: SupportModel, n_rows: int, n_features: int) -> torch.Ten
     The rows of the fit are not stored: random rows are regressed on their projections, and the regression is applied to
     places near support points. Where the projection ignores lengths, they get lengths of calibration samples.
     """
+    check_integer(n_rows, "n_rows", minimum=1, maximum=MAX_EXAMPLE_ROWS)
     estimate = model.estimate
     points, projection = estimate.support.points[estimate.support.counted].cpu(), deepcopy(estimate.projection).cpu()
     generator = torch.Generator().manual_seed(0)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthLaw, fit_bandwidth_law, size_of_rarest_class
-from kcal.samples import Samples, log_weights, named_groups, relative_weights
+from kcal.samples import Samples, log_weights, relative_weights
 from kcal.validation import (
     check_flag,
-    check_groups,
+    check_group_names,
     check_integer,
     check_number,
     checked_parameters,
@@ -37,6 +37,7 @@ Index = NDArray[np.int64]
 Columns = dict[str, NDArray[Any]]
 
 MAX_COUNT = 10**12
+MIN_HALF_LIFE = 1e-3
 EARLY_SAMPLES, EARLY_GROWTH = 200, 1.1
 """Below so many samples, a search is due when they have grown by this factor, if ``growth`` is no smaller."""
 NEGLIGIBLE_HALVINGS = 30
@@ -72,7 +73,7 @@ class Updates:
     growth: float = parameter(1.5, check_number, minimum=1, maximum=1e9, exclusive=True)
     fit_exponent: bool = parameter(True, check_flag)
     window: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
-    half_life: float | None = parameter(None, check_number, minimum=0, maximum=MAX_COUNT, exclusive=True)
+    half_life: float | None = parameter(None, check_number, minimum=MIN_HALF_LIFE, maximum=MAX_COUNT)
     max_per_class: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
 
     def __post_init__(self) -> None:
@@ -396,8 +397,7 @@ class SampleTable:
             raise InvalidInputError("groups", expected)
         if self.groups is None:
             return []
-        check_groups(groups, n)
-        return _of_one_kind(named_groups(groups).tolist(), self.groups, "groups")
+        return _of_one_kind(check_group_names(groups, n).tolist(), self.groups, "groups")
 
     def _new_ids(self, n: int) -> list[Any]:
         """Return ids for new samples: the next integers, as text if the other ids are text."""

@@ -40,12 +40,7 @@ class Resampling:
 
     def draws(self, predictions: Predictions) -> Iterator[Array]:
         """Yield blocks (n_samples, n_resamples of the block): how often each row is drawn, times its weight."""
-        generator = np.random.default_rng(self.seed)
-        n_units = predictions.n_units
-        if n_units < 2:
-            name, units = ("probs", "rows") if self.groups is None else ("groups", "groups")
-            expected = f"must have at least two {units} of positive weight for an interval"
-            raise InvalidInputError(name, expected, got=str(n_units))
+        generator, n_units = np.random.default_rng(self.seed), check_units(predictions)
         for columns in blocks(self.resamples, predictions.n_samples):
             block = np.empty((predictions.n_samples, columns.stop - columns.start))
             for column in range(block.shape[1]):
@@ -70,6 +65,15 @@ class Resampling:
         low, high = np.quantile(values, tails(self.confidence))
         centre, factor = float(np.mean(values)), self.few_groups_factor
         return Interval(centre + factor * (float(low) - centre), centre + factor * (float(high) - centre))
+
+
+def check_units(predictions: Predictions) -> int:
+    """Return the number of groups, or of rows without groups; raise if an interval cannot be known."""
+    if predictions.n_units < 2:
+        name, units = ("probs", "rows") if predictions.groups is None else ("groups", "groups")
+        expected = f"must have at least two {units} of positive weight for an interval"
+        raise InvalidInputError(name, expected, got=str(predictions.n_units))
+    return predictions.n_units
 
 
 def check_resampling(predictions: Predictions, *, confidence: Any, resamples: Any, seed: Any) -> Resampling:
