@@ -102,8 +102,9 @@ def _as_numpy(values: Any, name: str, convert: Callable[[Any], Any]) -> NDArray[
 def to_array(values: Any, name: str) -> NDArray[Any]:
     """Return labels, groups or ids as a numpy array: text as such, and every integer exactly."""
     array = _as_numpy(values, name, np.asarray)
-    if array.dtype.kind in "fUS" and not hasattr(values, "dtype"):
-        array = np.array(values, dtype=object)  # numpy has rounded large integers, or made text of numbers
+    is_rounded = array.dtype.kind == "f" and bool((np.abs(array) >= MAX_EXACT_INTEGER).any())
+    if (is_rounded or array.dtype.kind in "US") and not hasattr(values, "dtype"):
+        array = np.array(values, dtype=object)  # numpy may have rounded integers, or made text of numbers
     if array.dtype.kind not in "OT" or array.size == 0:
         return array
     entries = array.ravel().tolist()
@@ -203,7 +204,7 @@ def check_matrix(
     and clipped to ±1e15; one-dimensional ones, of a classifier with two classes, become a column (see
     :func:`check_scores`) unless more columns are expected.
     """
-    tensor = plain_tensor(values, name) if is_tensor(values) else _shared_tensor(to_numbers(values, name))
+    tensor = plain_tensor(values, name) if is_tensor(values) else shared_tensor(to_numbers(values, name))
     if tensor.ndim == 1 and logits and columns in (None, 1):
         tensor = tensor[:, None]
     if tensor.ndim != 2:
@@ -221,7 +222,8 @@ def check_matrix(
     return _bounded(tensor.to(computing_dtype(tensor.dtype)), name, logits=logits)
 
 
-def _shared_tensor(array: NDArray[np.floating[Any]]) -> torch.Tensor:
+def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return an array as a tensor that shares its memory, or a copy where torch cannot."""
     import torch
 
     if not array.flags.writeable or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
@@ -478,7 +480,7 @@ def _check_shape(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]
 
         array = column_or_1d(array, warn=True, input_name=name)
     if array.ndim != 1:
-        is_label = array.ndim == 2 and name.endswith(("y", "labels"))
+        is_label = array.ndim == 2 and (name == "y" or "labels" in name)
         remedy = f"Pass {name}.argmax(axis=1) of one-hot rows. {MULTI_LABEL}" if is_label else ""
         raise InvalidInputError(name, "must be one-dimensional", got=f"shape {array.shape}", remedy=remedy)
     if len(array) != n_samples:

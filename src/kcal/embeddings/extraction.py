@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from numbers import Number
 from operator import length_hint
 from typing import Any
 
@@ -173,6 +174,9 @@ class BatchReader:
     def read(self, batch: Any, index: int) -> Arrays:
         """Return the outputs of a batch, on the CPU; ``index`` is that of the batch, for messages."""
         inputs, labels = self.split(batch)
+        if inputs is None or isinstance(inputs, str | bytes | Number | np.generic):
+            got = f"{shown(inputs)} in batch {index}"
+            raise InvalidInputError("batches", "must hold tensors or arrays", got=got, remedy=BATCH_REMEDY)
         if count_rows(inputs) == 0:
             raise InvalidInputError("batches", "must hold at least one sample", got=f"none in batch {index}")
         if not self.labelled and getattr(labels, "ndim", 1) > 1 and labels.shape[1] != 1:
