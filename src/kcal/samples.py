@@ -19,7 +19,6 @@ from kcal.errors import InvalidInputError
 from kcal.validation import (
     MAX_WEIGHT_RATIO,
     check_group_names,
-    check_groups,
     check_ids,
     check_integer,
     check_labels,
@@ -157,6 +156,7 @@ def check_samples(
     rows: Any = embeddings if logits is None else logits
     n = len(rows)
     labels = check_labels(y, n, names[0])
+    group_names = None if groups is None else check_group_names(groups, n, names[1])
     known = collect_classes([labels, *known_labels], classes)
     return Samples(
         embeddings=embeddings,
@@ -164,10 +164,10 @@ def check_samples(
         codes=encode_labels(labels, known, names[0]),
         classes=known,
         weights=np.ones(n) if sample_weight is None else check_weights(sample_weight, n),
-        groups=None if groups is None else code_groups(check_groups(groups, n, names[1])),
+        groups=None if group_names is None else code_groups(group_names),
         ids=None if ids is None else check_ids(ids, n),
         indices=np.arange(n),
-        group_names=None if groups is None else check_group_names(groups, n, names[1]),
+        group_names=group_names,
         log_weights=log_weights(sample_weight, n),
     )
 

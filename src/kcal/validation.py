@@ -91,7 +91,7 @@ def _as_numpy(values: Any, name: str, convert: Callable[[Any], Any]) -> NDArray[
         tensor = plain_tensor(values, name).cpu()
         return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
     try:
-        array = values if type(values) is np.ndarray else np.asarray(convert(values))
+        array = np.asarray(values if isinstance(values, np.ndarray) else convert(values))
     except _CONVERSION_ERRORS as error:
         raise NotNumbersError(name, "must be an array, a tensor or a list", remedy=_sentence(error)) from error
     if array.ndim == 0 and array.dtype.kind == "O":
@@ -391,9 +391,16 @@ def check_columns(labels: Any, n_samples: int, n_columns: int, name: str = "labe
     return array
 
 
-def check_groups(groups: Any, n_samples: int, name: str = "groups") -> NDArray[np.int64]:
+def check_groups(groups: Any, n_samples: int, name: str = "groups", *, minimum: int = 1) -> NDArray[np.int64]:
     """Return one integer code per sample, equal where ``groups`` (patients, speakers, sites) are equal."""
-    return np.unique(check_group_names(groups, n_samples, name), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    array = check_vector(groups, n_samples, name)
+    try:
+        found, codes = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        raise InvalidInputError(name, "must be text or numbers", got=f"{shown(array[0])} at row 0") from error
+    if len(found) < minimum:
+        raise InvalidInputError(name, f"must have at least {minimum} groups for an interval", got=str(len(found)))
+    return codes.reshape(-1).astype(np.int64)
 
 
 def check_group_names(groups: Any, n_samples: int, name: str = "groups") -> NDArray[Any]:
@@ -401,6 +408,7 @@ def check_group_names(groups: Any, n_samples: int, name: str = "groups") -> NDAr
     array = check_vector(groups, n_samples, name)
     if array.dtype.kind in "biufU":
         return array
+    check_groups(array, n_samples, name)
     try:
         return array.astype(str)
     except ValueError as error:  # of tuples
@@ -491,11 +499,11 @@ def _check_shape(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]
 
 def _check_storable(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return labels, classes or ids; raise for what cannot be saved: times, complex numbers, bytes, Python objects."""
-    if array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
+    if array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8) or array.size == 0:
         return array
     got = str(array.dtype)
     if array.dtype.kind == "O":
-        unusual = next((entry for entry in array if not isinstance(entry, Real)), array[0])
+        unusual = next((entry for entry in array if not isinstance(entry, Real)), None)
         got = f"{str(unusual)[:60]!r}, a Python object of type {type(unusual).__name__}"
     remedy = f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers."
     raise InvalidInputError(name, "must be text, booleans or numbers of up to 64 bits", got=got, remedy=remedy)

@@ -138,3 +138,11 @@ def test_invalid_subgroups_are_named(by):
         evaluate([[0.5, 0.5], [0.3, 0.7]], [0, 1], by=by)
     with pytest.raises(InvalidInputError, match=r"^by must have at most 1,000"):
         evaluate(np.full((1001, 2), 0.5), np.zeros(1001, dtype=int), by=np.arange(1001.0))
+
+
+def test_ranges_of_numbers_are_in_their_order():
+    probs, labels = drawn(60, np.random.default_rng(4))
+    ages = pd.Series(np.tile([7, 35, 90], 20), name="age")
+    found = evaluate(probs, labels, by=pd.cut(ages, [0, 9, 80, 100]), resamples=20)
+    assert [str(name) for name in found.names] == ["(0, 9]", "(9, 80]", "(80, 100]"]
+    assert found.by == "age"

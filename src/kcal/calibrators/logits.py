@@ -342,10 +342,11 @@ def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[A
     text is the name of a column of the table.
     """
     n_samples, n_columns = shape
+    labels = check_labels(y, n_samples)
     is_column = n_columns == 2 and np.shape(table)[1:] in ((), (1,))
     more = "One column of logits is of two classes; of more, pass (n, n_classes) logits." if is_column else ""
-    if classes is None and len(column_names(table)) > 1:
-        classes = table_classes(table, check_labels(y, n_samples))
+    if classes is None:
+        classes = table_classes(table, labels)
     if classes is not None:
         known = collect_classes([], classes)
         if len(known) != n_columns:
@@ -353,5 +354,5 @@ def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[A
             raise InvalidInputError("classes", expected, got=f"{len(known)} classes", remedy=more)
         check_column_order(table, known)
         return known
-    kind = check_columns(y, n_samples, n_columns, "y", more).dtype
+    kind = check_columns(labels, n_samples, n_columns, "y", more).dtype
     return np.arange(n_columns, dtype=kind if kind.kind in "bf" else np.int64)

@@ -40,7 +40,7 @@ class Resampling:
 
     def draws(self, predictions: Predictions) -> Iterator[Array]:
         """Yield blocks (n_samples, n_resamples of the block): how often each row is drawn, times its weight."""
-        generator, n_units = np.random.default_rng(self.seed), check_units(predictions)
+        generator, n_units = np.random.default_rng(self.seed), predictions.n_units
         for columns in blocks(self.resamples, predictions.n_samples):
             block = np.empty((predictions.n_samples, columns.stop - columns.start))
             for column in range(block.shape[1]):
@@ -67,19 +67,14 @@ class Resampling:
         return Interval(centre + factor * (float(low) - centre), centre + factor * (float(high) - centre))
 
 
-def check_units(predictions: Predictions) -> int:
-    """Return the number of groups, or of rows without groups; raise if an interval cannot be known."""
-    if predictions.n_units < 2:
-        name, units = ("probs", "rows") if predictions.groups is None else ("groups", "groups")
-        expected = f"must have at least two {units} of positive weight for an interval"
-        raise InvalidInputError(name, expected, got=str(predictions.n_units))
-    return predictions.n_units
-
-
 def check_resampling(predictions: Predictions, *, confidence: Any, resamples: Any, seed: Any) -> Resampling:
     """Check the options of the bootstrap of these predictions."""
     number = check_integer(resamples, "resamples", minimum=MIN_RESAMPLES, maximum=MAX_RESAMPLES)
     level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+    if predictions.n_units < 2:
+        name, units = ("probs", "rows") if predictions.groups is None else ("groups", "groups")
+        expected = f"must have at least two {units} of positive weight for an interval"
+        raise InvalidInputError(name, expected, got=str(predictions.n_units))
     return Resampling(level, number, check_seed(seed), predictions.groups)
 
 

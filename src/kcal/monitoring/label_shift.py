@@ -34,6 +34,7 @@ Labelled = tuple[Floats, NDArray[np.intp]]
 
 FEW_LABELS = 10.0
 """Number of labels that the samples must be as informative as, in the direction of least information."""
+MAX_STRENGTH = 1e9
 PENALTY = 1.0
 """Inverse variance of the prior of the bias of a class."""
 MAX_ITERATIONS, TOLERANCE = 5_000, 1e-9
@@ -149,8 +150,9 @@ def estimate_prior(
     checked, names = check_named_probs(probs, classes)
     n_samples, n_classes = checked.shape
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
-    strength = float(n_classes if strength is None else check_number(strength, "strength", minimum=0))
-    codes = None if groups is None else check_groups(groups, n_samples)
+    strength = n_classes if strength is None else strength
+    strength = check_number(strength, "strength", minimum=0, maximum=MAX_STRENGTH)
+    codes = None if groups is None else check_groups(groups, n_samples, minimum=2)
     known, known_codes = _check_calibration(calibration_probs, calibration_labels, calibration_groups, names)
     assumed = _check_reference(reference, n_classes, known)
     correction = None if known is None else _fit_bias_correction(*known)
@@ -223,7 +225,7 @@ def _check_calibration(
         return None, None
     checked, _ = check_named_probs(probs, names, "calibration_probs")
     known = check_labels(labels, len(checked), "calibration_labels")
-    codes = None if groups is None else check_groups(groups, len(checked), "calibration_groups")
+    codes = None if groups is None else check_groups(groups, len(checked), "calibration_groups", minimum=2)
     return (checked, encode_labels(known, names, "calibration_labels").astype(np.intp)), codes
 
 

@@ -38,6 +38,7 @@ from kcal.validation import (
     check_integer,
     check_labels,
     check_matrix,
+    check_nonnegative,
     check_weights,
     shown,
     to_array,
@@ -209,7 +210,8 @@ class CalibrationStore:
         names = _plain_ids(ids)
         new = _plain_labels(labels, len(names))
         with self.transaction():
-            self._check_label(new[0])
+            for label in new[:1]:
+                self._check_label(label)
             for name, label in zip(names, new, strict=True):
                 if not self._read("id = ?", (name,)):
                     raise _unknown_id(name)
@@ -518,7 +520,7 @@ def _columns_of(outputs: ClassifierOutputs, times: Any) -> list[list[Any]]:
         *(none if blobs is None else blobs for blobs in matrices.values()),
         none if labels is None else _plain_labels(labels, n_samples),
         none if groups is None else _check_integers(check_group_names(groups, n_samples).tolist(), "outputs.groups"),
-        [1.0] * n_samples if weights is None else np.asarray(weights, dtype=np.float64).tolist(),
+        [1.0] * n_samples if weights is None else check_nonnegative(weights, n_samples, "sample_weight").tolist(),
         moments.tolist(),
     ]
 
