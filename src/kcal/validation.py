@@ -13,6 +13,7 @@ from functools import partial
 from hashlib import blake2b
 from math import inf, isfinite
 from numbers import Integral, Real
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -79,7 +80,7 @@ def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def _as_numpy(values: Any, name: str, convert: Callable[[Any], Any]) -> NDArray[Any]:
-    """Return a sequence, array, tensor or table as a numpy array; ``convert`` is for all but arrays and tensors.
+    """Return a sequence, array, tensor or table as a numpy array; ``convert`` is for all but arrays of real numbers.
 
     bfloat16 becomes float32. Masked entries raise: numpy and scikit-learn would take what is below the mask.
     """
@@ -88,10 +89,11 @@ def _as_numpy(values: Any, name: str, convert: Callable[[Any], Any]) -> NDArray[
         remedy = "Fill them or remove their samples."
         raise InvalidInputError(name, "must not have masked entries", got="a masked array", remedy=remedy)
     if is_tensor(values):
-        tensor = plain_tensor(values, name).cpu()
-        return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
+        values, convert = plain_tensor(values, name).cpu(), methodcaller("numpy")
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
     try:
-        array = np.asarray(values if isinstance(values, np.ndarray) else convert(values))
+        is_plain = isinstance(values, np.ndarray) and values.dtype.kind != "c"
+        array = np.asarray(values if is_plain else convert(values))
     except _CONVERSION_ERRORS as error:
         raise NotNumbersError(name, "must be an array, a tensor or a list", remedy=_sentence(error)) from error
     if array.ndim == 0 and array.dtype.kind == "O":
@@ -102,9 +104,9 @@ def _as_numpy(values: Any, name: str, convert: Callable[[Any], Any]) -> NDArray[
 def to_array(values: Any, name: str) -> NDArray[Any]:
     """Return labels, groups or ids as a numpy array: text as such, and every integer exactly."""
     array = _as_numpy(values, name, np.asarray)
-    is_rounded = array.dtype.kind == "f" and bool((np.abs(array) >= MAX_EXACT_INTEGER).any())
-    if (is_rounded or array.dtype.kind in "US") and not hasattr(values, "dtype"):
-        array = np.array(values, dtype=object)  # numpy may have rounded integers, or made text of numbers
+    if not hasattr(values, "dtype"):  # numpy may have rounded large integers, or made text of numbers
+        is_large = array.dtype.kind == "f" and bool((np.abs(array) >= np.float64(MAX_EXACT_INTEGER)).any())
+        array = np.array(values, dtype=object) if is_large or array.dtype.kind == "U" else array
     if array.dtype.kind not in "OT" or array.size == 0:
         return array
     entries = array.ravel().tolist()
