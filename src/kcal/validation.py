@@ -558,27 +558,29 @@ def column_names(table: Any) -> list[str]:
     return [str(name) for name in (getattr(table, "columns", []) if names is None else names)]
 
 
-def check_column_order(table: Any, classes: NDArray[Any]) -> None:
-    """Raise if the columns of a table are called as the classes, but in another order."""
-    names, labels = column_names(table), [str(label) for label in classes.tolist()]
-    if names != labels and sorted(names) == sorted(labels):
-        expected = f"must follow the columns of the table, {', '.join(names[:5])}{', …' if names[5:] else ''}"
-        raise InvalidInputError("classes", expected, got=f"{', '.join(labels[:5])}{', …' if labels[5:] else ''}")
+def column_classes(
+    table: Any, labels: NDArray[Any], n_columns: int, classes: Any, name: str, remedy: str = ""
+) -> NDArray[Any] | None:
+    """Return the class of every column: ``classes``, or the names of the columns of a table if the labels are text.
 
-
-def table_classes(table: Any, labels: NDArray[Any], name: str = "y") -> NDArray[Any] | None:
-    """Return the classes of the columns of a table, which are their names, if the labels are text; otherwise None.
-
-    A table of one column has the logit or probability of the second of two classes: its name is not that of a class.
+    Otherwise None. A table of one column has the logit or probability of the second of two classes: its name is not
+    that of a class.
     """
     names = column_names(table)
-    if labels.dtype.kind != "U" or len(names) < 2:
-        return None
-    columns = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
-    expected = f"must be names of the columns ({columns}) if classes are not given"
-    remedy = NAME_COLUMNS
-    raise_where(~np.isin(labels, names), labels, name, expected, remedy)
-    return np.array(names)
+    if classes is None:
+        if labels.dtype.kind != "U" or len(names) < 2:
+            return None
+        expected = f"must be names of the columns ({shorten(names)}) if classes are not given"
+        raise_where(~np.isin(labels, names), labels, name, expected, NAME_COLUMNS)
+    known = collect_classes([], names if classes is None else classes)
+    if len(known) != n_columns:
+        expected = f"must name all {n_columns} columns, in their order"
+        raise InvalidInputError("classes", expected, got=f"{len(known)} classes", remedy=remedy)
+    texts = [str(label) for label in known.tolist()]
+    if names != texts and sorted(names) == sorted(texts):
+        expected = f"must follow the columns of the table, {shorten(names)}"
+        raise InvalidInputError("classes", expected, got=shorten(texts))
+    return known
 
 
 # ---------------------------------------------------------------- single options
@@ -680,3 +682,9 @@ def shown(value: Any) -> str:
     except (RuntimeError, ValueError):  # a nested tensor, an integer of too many digits
         pass
     return f"an object of type {type(value).__name__}"
+
+
+def shorten(names: Sequence[Any], limit: int = 8) -> str:
+    """Return the first few names, for a message."""
+    more = f", … ({len(names):,} in all)" if len(names) > limit else ""
+    return ", ".join(str(name) for name in names[:limit]) + more

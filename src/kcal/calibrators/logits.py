@@ -42,14 +42,12 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ALMOST_ZERO,
     check_choice,
-    check_column_order,
     check_columns,
     check_labels,
     check_matrix,
     check_scores,
-    collect_classes,
+    column_classes,
     column_names,
-    table_classes,
     unchecked_logits,
     warn_probabilities,
 )
@@ -345,14 +343,8 @@ def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[A
     labels = check_labels(y, n_samples)
     is_column = n_columns == 2 and np.shape(table)[1:] in ((), (1,))
     more = "One column of logits is of two classes; of more, pass (n, n_classes) logits." if is_column else ""
-    if classes is None:
-        classes = table_classes(table, labels)
-    if classes is not None:
-        known = collect_classes([], classes)
-        if len(known) != n_columns:
-            expected = f"must name every column of the logits ({n_columns})"
-            raise InvalidInputError("classes", expected, got=f"{len(known)} classes", remedy=more)
-        check_column_order(table, known)
+    known = column_classes(table, labels, n_columns, classes, "y", more)
+    if known is not None:
         return known
     kind = check_columns(labels, n_samples, n_columns, "y", more).dtype
     return np.arange(n_columns, dtype=kind if kind.kind in "bf" else np.int64)

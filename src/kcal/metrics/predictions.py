@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.validation import (
-    check_column_order,
     check_columns,
     check_flag,
     check_groups,
@@ -19,9 +18,8 @@ from kcal.validation import (
     check_number,
     check_probs,
     check_weights,
-    collect_classes,
+    column_classes,
     encode_labels,
-    table_classes,
     to_array,
 )
 
@@ -136,12 +134,7 @@ def check_predictions(
     checked = check_probs(probs)
     n_samples, n_classes = checked.shape
     known = check_labels(known, n_samples, "labels")
-    names = table_classes(probs, known, "labels") if classes is None else collect_classes([], classes)
-    if names is not None:
-        if len(names) != n_classes:
-            expected = f"must name all {n_classes} columns of probs, in their order"
-            raise InvalidInputError("classes", expected, got=f"{len(names)} names")
-        check_column_order(probs, names)
+    names = column_classes(probs, known, n_classes, classes, "labels")
     if names is None or (names.dtype.kind == "U" and known.dtype.kind in "biu"):  # columns, as in fits
         columns = check_columns(known, n_samples, n_classes)
     else:
