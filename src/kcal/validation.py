@@ -142,6 +142,8 @@ def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
     """Return an array of real numbers in float32 or float64; half precision becomes float32, integers float64."""
 
     def convert(given: Any) -> Any:
+        if isinstance(given, list | tuple):
+            return np.asarray(given)
         from sklearn.utils import check_array
 
         options = {"allow_nd": True, "ensure_all_finite": False, "ensure_min_samples": 0, "ensure_min_features": 0}
