@@ -98,7 +98,7 @@ def test_a_training_set_in_the_same_file_teaches_the_projection(run):
     np.savez("all.npz", **blobs(90, 1), **train)
     result = run("fit", "all.npz", "-o", "model.kcal", "--dimension", "2", "-m", "kcal-linear")
     assert "held out" not in result.stderr
-    assert (len(kcal.load("model.kcal").support_indices_), kcal.load("model.kcal").model_.estimate.dimension) == (90, 2)
+    assert (len(kcal.load("model.kcal").support_indices_), kcal.load("model.kcal").model_.dimension) == (90, 2)
 
 
 def test_training_labels_with_other_classes_are_rejected(run, calibration):
@@ -115,11 +115,6 @@ def test_numbered_labels_without_names_stay_numbers(run):
     run("fit", "data.npz", "-o", "m.kcal", "-m", "kcal-blend", "--prior", "0=0.2,1=0.3,2=0.5")
     assert kcal.load("m.kcal").classes_.tolist() == [0, 1, 2]
     assert list(kcal.load("m.kcal").prior) == [0.2, 0.3, 0.5]
-
-
-def test_text_labels_of_unnamed_columns_ask_for_the_classes(run):
-    np.savez("data.npz", **{name: part for name, part in blobs(60, 1).items() if name != "classes"})
-    assert "Pass classes= with the label of every column" in run("fit", "data.npz", "--out", "m.kcal", code=1).stderr
 
 
 def test_groups_weights_and_ids_reach_the_method(run):
