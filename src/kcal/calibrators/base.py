@@ -46,7 +46,7 @@ from kcal.validation import (
 )
 
 REPRESENTATIONS = ("logits", "probabilities")
-EXAMPLE_ROWS = 64
+EXAMPLE_ROWS, MAX_EXAMPLE_ROWS = 64, 10**6
 MAX_FEATURES = 10**7
 """Of a calibrator in a file: no number in it may make loading allocate much memory."""
 MAX_BLOCK_ENTRIES = 2**17

@@ -50,7 +50,7 @@ from kcal.validation import (
     check_ids,
     check_integer,
     check_labels,
-    of_one_type,
+    collect_classes,
     row_fingerprints,
     shown,
 )
@@ -262,7 +262,7 @@ class KernelCalibrator(Calibrator):
         """
         fit = self._latest()
         *inputs, _ = self._check_inputs(fit, X, logits)
-        check_integer(k, "k", minimum=1, maximum=10**9)
+        k = check_integer(k, "k", minimum=1, maximum=10**9)
         warn_known_rows(fit.fingerprints, *inputs)
         with torch.no_grad(), threads_for(0):
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
@@ -439,7 +439,7 @@ class KernelCalibrator(Calibrator):
         """Raise if labels that are new cannot become classes."""
         new = table.is_new(labels)
         if new.any():
-            check_prior(self.prior, np.concatenate(of_one_type([table.classes, np.unique(labels[new])], name)))
+            check_prior(self.prior, collect_classes([table.classes, labels[new]], name=name))
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         """Warn of classes whose last sample has left, where that changes what can be predicted."""
