@@ -392,6 +392,7 @@ class Server(uvicorn.Server):
             lifespan="on",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
+            http="h11",  # bounds the headers of a request, which httptools does not
             ws="none",
         )
         super().__init__(config)
