@@ -165,6 +165,19 @@ async def test_bodies_together_have_a_limit(path):
         assert (await client.post("/predict", json=ROW)).status_code == 200
 
 
+async def test_a_client_that_stops_in_its_body_gets_an_answer(path, monkeypatch):
+    monkeypatch.setattr("kcal.serving.app.BODY_SECONDS", 0.05)
+
+    async def begin():
+        yield b'{"embeddings"'
+        await asyncio.sleep(PATIENCE)
+
+    async with in_process(path) as (client, _):
+        answer = await client.post("/predict", content=begin())
+        assert (answer.status_code, "body" in answer.json()["error"]) == (408, True)
+        await client.predict([0.0] * 6)
+
+
 @pytest.mark.parametrize("start", [b"GET /readyz", b"POST /predict"])
 @pytest.mark.parametrize("endless", [b"a" * 2**17, b"x: y\r\n" * 2**14])
 def test_headers_without_end_are_refused_before_they_fill_the_memory(service, start, endless):

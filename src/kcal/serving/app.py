@@ -50,7 +50,8 @@ from kcal.serving.service import ANY_SCOPE, ServedModel, Service, Settings
 EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
 LOCAL_ADDRESS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?", re.ASCII | re.IGNORECASE)
 """Hosts of requests without tokens: a web page must not reach the service through a name of its own."""
-GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
+BODY_SECONDS, GRACE_SECONDS, KEEP_ALIVE_SECONDS = 20, 30, 65
+"""How long the next part of a body may take, less than what a shutdown waits; and how long idle connections stay."""
 SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -130,7 +131,7 @@ class Rejection(BaseModel):
     error: str
 
 
-REJECTIONS: dict[int | str, Any] = {status: {"model": Rejection} for status in (400, 401, 403, 404, 413, 422, 503)}
+REJECTIONS: dict[int | str, Any] = {status: {"model": Rejection} for status in (400, 401, 403, 404, 408, 413, 422, 503)}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -309,14 +310,19 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, n_bytes, app = time.perf_counter(), 500, 0, self.app
+        start, status, n_bytes, is_complete, app = time.perf_counter(), 500, 0, False, self.app
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # the server drops the body
         if self.service.tokens is None and not LOCAL_ADDRESS.fullmatch(Headers(scope=scope).get("host", "")):
             app = JSONResponse({"error": "the header Host must be 127.0.0.1 or localhost; others need tokens"}, 400)
 
         async def receive_limited() -> Message:
-            nonlocal n_bytes
-            message = await receive()
+            nonlocal n_bytes, is_complete
+            try:
+                async with asyncio.timeout(None if is_complete else BODY_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"nothing of the body has come for {BODY_SECONDS} seconds") from None
+            is_complete = not message.get("more_body", False)
             size = len(message.get("body", b""))
             n_bytes += size
             self.service.count_bytes(size, n_bytes)
