@@ -20,7 +20,7 @@ def measure(task: Task) -> tuple[str, ...]:
     start = time.perf_counter()
     blend = fit_on(KCalBlend(), calibration)
     seconds = time.perf_counter() - start
-    metric = blend.model_.estimate.config["projection"]["architecture"]
+    metric = blend.model_.config["projection"]["architecture"]
     estimate = fit_on(KCal(projection=metric), calibration)
     contenders = {"blend": lambda: predict_on(blend, test), "estimate": lambda: predict_on(estimate, test)}
     times = take_turns(contenders, rounds=5)

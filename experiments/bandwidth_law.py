@@ -37,7 +37,7 @@ def variants(setting: TaskSetting) -> Mapping[str, Variant]:
                 "size": float(len(rows)),
                 "rarest": float(counts[counts > 0].min()),
                 "bandwidth": float(fixed.calibrator.bandwidth_),
-                "dimension": float(first[0].model_.estimate.dimension),
+                "dimension": float(first[0].model_.dimension),
             }
 
         return measure

@@ -202,12 +202,6 @@ class Page:
         """Return the mean of the ranks in the paper's four metrics."""
         return f"{self.ranks().loc[['accuracy', 'CECE', 'ECE', 'Brier'], method].mean():.2f}"
 
-    def new_tasks(self) -> list[str]:
-        return [task for task in TASKS if self.stored.is_new(task)]
-
-    def old_tasks(self) -> list[str]:
-        return [task for task in TASKS if not self.stored.is_new(task)]
-
     def starts(self, task: str) -> int:
         """Return on how many splits this library's recipe chooses the start of its training."""
         frame = self.complete("start", task)

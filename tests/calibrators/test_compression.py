@@ -40,7 +40,7 @@ def fitted(problem: Any) -> KCal:
 
 def points_of(calibrator: KCal) -> tuple[Any, Any, Any]:
     """Return the support points of a calibrator, their classes and weights."""
-    support = calibrator.model_.estimate.support
+    support = calibrator.model_.support
     weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.exp()
     return support.points.numpy(), support.codes.numpy(), weights.double().numpy()
 
@@ -311,3 +311,17 @@ def test_blend_with_groups_is_compressed_by_its_groups(problem: Any, tmp_path: P
     assert np.abs(by_rows.predict_proba(**queries) - expected).max() > 1e-3
     loaded = kcal.load(kcal.save(by_groups, tmp_path / "blend.kcal"))
     np.testing.assert_allclose(loaded.compress(0.3).predict_proba(**queries), expected, atol=1e-9)
+
+
+def test_a_merged_point_of_a_blend_counts_as_many_samples_as_it_stands_for() -> None:
+    """Samples that occur three times, merged into one point each, leave the same blend."""
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3), 26)
+    rows = generator.normal(size=(78, 4)) + labels[:, None]
+    logits = 2.0 * np.eye(3)[labels] + generator.normal(size=(78, 3))
+    blend = KCalBlend().fit(np.repeat(rows, 3, axis=0), np.repeat(labels, 3), logits=np.repeat(logits, 3, axis=0))
+    small = blend.compress(78)
+    assert (small.support_size_, small.model_.compression.fewest) == (78, 3)
+    inputs = torch.from_numpy(rows + 0.1), torch.from_numpy(logits)
+    same = small.model_.changed(bandwidth=blend.bandwidth_)
+    torch.testing.assert_close(same(*inputs), blend.model_(*inputs), rtol=0, atol=1e-9)

@@ -103,8 +103,7 @@ def test_the_log_odds_of_a_blend_are_the_sum_of_its_terms(problem: Problem, blen
 def test_shares_and_terms_of_a_blend_are_those_of_a_loop(problem: Problem, blend: KCalBlend) -> None:
     model, queries, logits = blend.model_, problem.test_embeddings[QUERIES], problem.test_logits[QUERIES]
     lam, w = blend.shares_, blend.weights_
-    rows, estimate = torch.from_numpy(queries), model.estimate
-    experts = model.experts(estimate.class_sums(rows), estimate.project(rows), rows, torch.from_numpy(logits))
+    experts = model.experts(*model.class_sums(torch.from_numpy(queries)), torch.from_numpy(logits))
     explanation = blend.explain(queries, k=3, logits=logits)
     assert list(explanation.parts) == ["network", "refitted layer"]
     for row, query in enumerate(queries):

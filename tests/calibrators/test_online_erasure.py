@@ -42,6 +42,8 @@ def reachable(root: Any) -> Iterator[Any]:
         waiting.extend(gc.get_referents(value))
         if isinstance(value, dict):
             waiting.extend(value)  # keys of text are not among the referents
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "O":
+            waiting.extend(value.tolist())  # nor are the entries of arrays
 
 
 def contents(root: Any) -> bytes:

@@ -141,7 +141,7 @@ def test_refresh_leaves_no_model_to_build() -> None:
     seen: list[Any] = []
     run(lambda: seen.append(live.model_))
     assert seen[0] is model
-    assert len(model.estimate.points) == 60
+    assert len(model.points) == 60
 
 
 def test_own_updates_are_seen_at_once() -> None:

@@ -98,7 +98,7 @@ def test_a_training_set_in_the_same_file_teaches_the_projection(run):
     np.savez("all.npz", **blobs(90, 1), **train)
     result = run("fit", "all.npz", "-o", "model.kcal", "--dimension", "2", "-m", "kcal-linear")
     assert "held out" not in result.stderr
-    assert (len(kcal.load("model.kcal").support_indices_), kcal.load("model.kcal").model_.estimate.dimension) == (90, 2)
+    assert (len(kcal.load("model.kcal").support_indices_), kcal.load("model.kcal").model_.dimension) == (90, 2)
 
 
 def test_training_labels_with_other_classes_are_rejected(run, calibration):

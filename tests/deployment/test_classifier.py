@@ -144,7 +144,7 @@ def test_state_dictionary_restores_a_new_classifier(method: Any, trained: Traine
 def test_state_dictionary_has_the_calibration_set_once(model: CalibratedClassifier) -> None:
     state = model.state_dict()
     tensors = [*state.pop("_extra_state")["tensors"].values(), *state.values()]
-    points = model.calibrator.model_.estimate.points
+    points = model.calibrator.model_.points
     assert sum(part.shape == points.shape and torch.equal(part, points) for part in tensors) == 1
 
 
@@ -188,6 +188,28 @@ def test_calibrated_head_compiles_in_one_graph(model: CalibratedClassifier, trai
     rows = torch.from_numpy(outputs.embeddings), torch.from_numpy(outputs.logits)
     compiled = torch.compile(model.calibrated_head, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(*rows), model(trained.points), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_compiled_classifier_looks_at_no_numbers(model: CalibratedClassifier, trained: Trained) -> None:
+    explained = torch._dynamo.explain(model)(trained.points)
+    assert not [reason for reason in explained.break_reasons if "item()" in reason.reason]
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(trained.points), model(trained.points), rtol=0, atol=1e-6)
+
+
+def test_score_is_the_accuracy_on_labelled_data(model: CalibratedClassifier, trained: Trained) -> None:
+    codes, weights = trained.labels.numpy(), np.linspace(0.0, 1.0, len(trained.labels))
+    right = model.predict_proba(trained.points).argmax(axis=1) == codes
+    names = np.array(NAMES)[codes]
+    loader = DataLoader(TensorDataset(trained.points, trained.labels), batch_size=25)
+    for data, y in ((loader, None), (trained.points, names), (kcal.extract(trained.network, loader), None)):
+        assert model.score(data, y) == pytest.approx(right.mean())
+        assert model.score(data, y, weights) == pytest.approx(np.average(right, weights=weights))
+    with pytest.raises(InvalidInputError, match="labels"):
+        model.score([trained.points])
+    with pytest.raises(InvalidInputError, match=r"^y"):
+        model.score(trained.points, names[:-1])
 
 
 def test_file_has_the_calibrator_and_names_the_network(

@@ -95,22 +95,19 @@ def value_of(header: Any, entry: tuple[str, ...]) -> Any:
 @pytest.mark.parametrize(
     ("name", "tensor"),
     [
-        ("model.estimate.points", torch.zeros(5, 6, dtype=torch.float64)),
-        ("model.estimate.points", torch.zeros(240)),
-        ("model.estimate.codes", torch.full((240,), 9)),
-        ("model.estimate.codes", torch.full((240,), -1)),
-        ("model.estimate.codes", torch.zeros(240)),
-        ("model.estimate.log_weights", torch.ones(3)),
-        ("model.estimate.log_weights", torch.zeros(240)),
-        ("model.estimate.log_weights", torch.full((240,), torch.inf, dtype=torch.float64)),
+        ("model.points", torch.zeros(5, 6, dtype=torch.float64)),
+        ("model.points", torch.zeros(240)),
+        ("model.codes", torch.full((240,), 9)),
+        ("model.codes", torch.full((240,), -1)),
+        ("model.codes", torch.zeros(240)),
+        ("model.log_weights", torch.ones(3)),
+        ("model.log_weights", torch.zeros(240)),
+        ("model.log_weights", torch.full((240,), torch.inf, dtype=torch.float64)),
         ("samples.log_lengths", torch.ones(3)),
         ("fingerprints", torch.ones(3)),
         ("samples.indices", torch.arange(3)),
     ]
-    + [
-        ("model.estimate.points", torch.full((240, 6), number).double())
-        for number in (1e19, -1e19, torch.inf, torch.nan)
-    ],
+    + [("model.points", torch.full((240, 6), number).double()) for number in (1e19, -1e19, torch.inf, torch.nan)],
 )
 def test_tensors_that_do_not_fit_are_refused(path: Path, name: str, tensor: torch.Tensor) -> None:
     tensors = read_tensors(path.read_bytes())
@@ -126,9 +123,7 @@ def test_only_its_own_format_version_is_read(path: Path, found: Any) -> None:
 
 def test_headers_that_json_does_not_allow_are_refused(path: Path) -> None:
     header = header_of(path)
-    assert_refused(
-        rewrite(path, with_entry(header, ("values", "model", "estimate", "bandwidth"), float("nan"))), match="NaN"
-    )
+    assert_refused(rewrite(path, with_entry(header, ("values", "model", "bandwidth"), float("nan"))), match="NaN")
     digits = json.dumps(header).replace('"format_version": 1', '"format_version": ' + "1" * 5000)
     for text in (digits, "[" * 100_000, "{", "[]", "null"):
         assert_refused(rewrite(path, text))
@@ -157,11 +152,11 @@ def test_checksum_covers_names_types_shapes_and_bytes(path: Path) -> None:
     tensors, header = read_tensors(path.read_bytes()), header_of(path)
     text = json.dumps(header)
     metadata = {"kcal": json.loads(path.read_bytes()[8 : header_end(path.read_bytes())])["__metadata__"]["kcal"]}
-    points = tensors["model.estimate.points"]
+    points = tensors["model.points"]
     for change in (
-        {"model.estimate.points": points + 1e-12},
-        {"model.estimate.points": points.reshape(6, 240)},
-        {"model.estimate.points": points.view(torch.int64)},
+        {"model.points": points + 1e-12},
+        {"model.points": points.reshape(6, 240)},
+        {"model.points": points.view(torch.int64)},
         {"model.other": points.clone()},
         {"model.empty": torch.empty(0)},
     ):

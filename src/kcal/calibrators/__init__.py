@@ -1,13 +1,13 @@
 """Calibrators: one file per family of methods, one contract, one table of methods."""
 
-from kcal.calibrators.base import CalibrationModel, Calibrator, CalibratorState, PredictionModule, Tags, was_fitted_on
+from kcal.calibrators.base import CalibrationModel, Calibrator, PredictionModule, Tags
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.explain import Explanation
+from kcal.calibrators.fit_warnings import was_fitted_on
 from kcal.calibrators.gp import GaussianProcessCalibration
 from kcal.calibrators.imax import IMaxBinning
 from kcal.calibrators.kcal import KCal, KCalLogits
-from kcal.calibrators.kernel_calibrator import OnlineState, online_ids, online_samples, online_state
 from kcal.calibrators.neighbors import DensityAwareCalibration, KNNInterpolation
 from kcal.calibrators.one_vs_rest import (
     BetaCalibration,
@@ -17,7 +17,14 @@ from kcal.calibrators.one_vs_rest import (
     ScalingBinning,
     VennAbers,
 )
-from kcal.calibrators.online import BandwidthRecord, Updates
+from kcal.calibrators.online import (
+    BandwidthRecord,
+    OnlineState,
+    Updates,
+    online_ids,
+    online_samples,
+    online_state,
+)
 from kcal.calibrators.order_preserving import OrderPreservingCalibration
 from kcal.calibrators.outputs import columns_of_fit, fit_on, in_order_of_fit, predict_on, train_projection_on, update_on
 from kcal.calibrators.refit import LastLayerRefit
@@ -32,6 +39,7 @@ from kcal.calibrators.scaling import (
     VectorScaling,
 )
 from kcal.calibrators.spline import SplineCalibration
+from kcal.calibrators.state import CalibratorState
 
 __all__ = [
     "METHODS",

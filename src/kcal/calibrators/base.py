@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
@@ -19,9 +18,17 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from kcal.calibrators.state import (
+    CalibratorState,
+    LoadArgumentError,
+    below,
+    decode_classes,
+    encode_classes,
+    from_json,
+    to_json,
+)
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import without_autocast
-from kcal.samples import Samples
 from kcal.threads import map_blocks, threads_for
 from kcal.validation import (
     ArrayKind,
@@ -36,16 +43,12 @@ from kcal.validation import (
     computing_dtype,
     kind_of,
     of_one_type,
-    row_fingerprints,
 )
 
 REPRESENTATIONS = ("logits", "probabilities")
 EXAMPLE_ROWS = 64
 MAX_FEATURES = 10**7
 """Of a calibrator in a file: no number in it may make loading allocate much memory."""
-MAX_LABEL_BYTES, MAX_BYTES_PER_CHARACTER = 2**26, 256
-"""Bound on the memory of decoded labels: a constant plus a multiple of their length as text."""
-FEATURES = ("n_features", "feature_names")
 FEW_ROWS = 64
 """Rows that are predicted without a limit of threads: their operations are too small to be split."""
 MAX_BLOCK_ENTRIES = 2**17
@@ -57,37 +60,28 @@ REQUIRED: Any = object()
 
 
 @dataclass(frozen=True)
-class Option:
-    """A value of a model that JSON can represent."""
+class Field:
+    """What a model is made of: an option that JSON can represent or, where the others are given, a tensor or module."""
 
     default: Any
+    shape: tuple[int | str, ...] | None = None  # of a tensor
+    dtype: torch.dtype | None = None
+    restore: Callable[..., nn.Module] | None = None  # makes a module of its configuration and tensors
 
-
-@dataclass(frozen=True)
-class Submodule:
-    """A module within a model, and how to make it of its configuration and tensors."""
-
-    default: Any
-    restore: Callable[..., nn.Module]
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A tensor of a model."""
-
-    default: Any
-    shape: tuple[int | str, ...]
-    dtype: torch.dtype | None
+    @property
+    def is_option(self) -> bool:
+        """Whether it is an option."""
+        return self.shape is None and self.restore is None
 
 
 def option(default: Any = REQUIRED) -> Any:
     """Declare a value of a model that JSON can represent; an integer is a length, too."""
-    return Option(default)
+    return Field(default)
 
 
 def submodule(restore: Callable[..., nn.Module], *, optional: bool = False) -> Any:
     """Declare a module within a model; ``restore`` takes what ``from_state`` of a model takes."""
-    return Submodule(None if optional else REQUIRED, restore)
+    return Field(None if optional else REQUIRED, restore=restore)
 
 
 def buffer(*shape: int | str, dtype: torch.dtype | None = torch.float64, optional: bool = False) -> Any:
@@ -95,7 +89,7 @@ def buffer(*shape: int | str, dtype: torch.dtype | None = torch.float64, optiona
 
     Lengths of the same name are equal in the whole model, its parts included.
     """
-    return Buffer(None if optional else REQUIRED, shape, dtype)
+    return Field(None if optional else REQUIRED, shape, dtype)
 
 
 class CalibrationModel(nn.Module):
@@ -107,7 +101,7 @@ class CalibrationModel(nn.Module):
     it, ``to()`` changes the device only. The model stays in evaluation mode. Gradients flow to the inputs.
     """
 
-    fields: ClassVar[dict[str, Option | Submodule | Buffer]] = {}
+    fields: ClassVar[dict[str, Field]] = {}
     """What a model of the class is made of, as :func:`option`, :func:`submodule` and :func:`buffer` declared it."""
     max_block_entries: ClassVar[int] = MAX_BLOCK_ENTRIES
     shares_blocks: ClassVar[bool] = True
@@ -119,7 +113,7 @@ class CalibrationModel(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        declared = {name: entry for name, entry in vars(cls).items() if isinstance(entry, Option | Submodule | Buffer)}
+        declared = {name: entry for name, entry in vars(cls).items() if isinstance(entry, Field)}
         cls.fields = {**cls.fields, **declared}
         for name in declared:
             delattr(cls, name)  # the name is that of what an instance has
@@ -135,7 +129,7 @@ class CalibrationModel(nn.Module):
             value = declared.default if values.get(name) is None else values[name]
             if value is REQUIRED:
                 raise TypeError(f"{type(self).__name__} needs {name}")
-            if isinstance(declared, Buffer):
+            if declared.shape is not None:
                 self.register_buffer(name, None if value is None else self._checked(name, declared, value))
                 continue
             setattr(self, name, value)
@@ -143,12 +137,13 @@ class CalibrationModel(nn.Module):
             for size, found in known.items():
                 self._check_size(name, size, found)
 
-    def _checked(self, name: str, declared: Buffer, value: Any) -> torch.Tensor:
+    def _checked(self, name: str, declared: Field, value: Any) -> torch.Tensor:
         """Return a buffer of the declared type and lengths; numbers and arrays become tensors of that type."""
-        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=declared.dtype)
-        if tensor.ndim != len(declared.shape) or (declared.dtype or tensor.dtype) != tensor.dtype:
+        shape, dtype = declared.shape or (), declared.dtype
+        tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value, dtype=dtype)
+        if tensor.ndim != len(shape) or (dtype or tensor.dtype) != tensor.dtype:
             raise ValueError(f"{name} is of shape {tuple(tensor.shape)} and type {tensor.dtype}")
-        for size, found in zip(declared.shape, tensor.shape, strict=True):
+        for size, found in zip(shape, tensor.shape, strict=True):
             self._check_size(name, size, found)
         return tensor.detach().contiguous()
 
@@ -164,14 +159,11 @@ class CalibrationModel(nn.Module):
 
         ``modules`` are parts that a configuration cannot describe, such as a projection of the caller's own.
         """
-        below: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        for name, tensor in tensors.items():
-            first, _, rest = name.partition(".")
-            below[first][rest] = tensor
-        values = {**config, **{name: group.get("", group) for name, group in below.items()}}
-        for name, declared in cls.fields.items():
-            if isinstance(declared, Submodule) and (name in below or name in config):
-                values[name] = declared.restore(config.get(name), below[name], **modules)
+        parts = {name: declared.restore for name, declared in cls.fields.items() if declared.restore is not None}
+        values = {**config, **{name: tensors[name] for name in tensors if name.partition(".")[0] not in parts}}
+        for name, restore in parts.items():
+            if (own := below(tensors, f"{name}.")) or name in config:
+                values[name] = restore(config.get(name), own, **modules)
         try:
             return cls(**values)
         except (TypeError, ValueError) as error:
@@ -180,9 +172,13 @@ class CalibrationModel(nn.Module):
     @property
     def config(self) -> dict[str, Any]:
         """What builds the model beside tensors: its options, those of its parts, and the lengths of its buffers."""
-        options = {name: getattr(self, name) for name, declared in self.fields.items() if isinstance(declared, Option)}
         parts = {name: part.config for name, part in self.named_children() if isinstance(part, CalibrationModel)}
-        return {"sizes": self.sizes, **options, **parts}
+        return {"sizes": self.sizes, **self.options, **parts}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The values that JSON can represent, by name."""
+        return {name: getattr(self, name) for name, declared in self.fields.items() if declared.is_option}
 
     def changed(self, **values: Any) -> Self:
         """Return a model with other buffers, parts or options; the rest is shared."""
@@ -321,16 +317,6 @@ def _dtype_of(embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> t
     return computing_dtype(rows.dtype)
 
 
-@dataclass(frozen=True)
-class CalibratorState:
-    """The content of a fitted calibrator: parameters and values that JSON can represent, and tensors."""
-
-    method: str
-    parameters: dict[str, Any]
-    values: dict[str, Any]
-    tensors: dict[str, torch.Tensor] = field(repr=False)
-
-
 class Prediction(NamedTuple):
     """What a calibrator predicts for checked inputs."""
 
@@ -370,10 +356,6 @@ class Tags:
     """Whether it has a support of points, which ``compress`` makes smaller and ``to`` moves to a device."""
 
 
-class LoadArgumentError(InvalidInputError):
-    """Raise for an argument of :func:`kcal.load` beside the path that is wrong or missing; the file is sound."""
-
-
 class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Base class of all calibrators.
 
@@ -400,6 +382,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     model_: CalibrationModel
     classes_: NDArray[Any]
     n_features_in_: int
+    logit_names_in_: NDArray[np.object_]  # of a method on embeddings and logits
     _fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
 
     @abstractmethod
@@ -482,36 +465,27 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         }
         tensors = {f"model.{name}": tensor for name, tensor in self.model_.state_dict().items()}
         tensors["fingerprints"] = torch.from_numpy(self._fingerprints.view(np.int64))
+        if self.inputs == "both":
+            values["logit_names"] = self.logit_names_in_
         own_values, own_tensors = self._extra_state()
-        return CalibratorState(
-            self.method, json_values(self._stored_parameters()), json_values(values | own_values), tensors | own_tensors
-        )
+        values, parameters = to_json(values | own_values), to_json(self._stored_parameters())
+        return CalibratorState(self.method, parameters, values, tensors | own_tensors)
 
     @classmethod
     def _from_state(cls, state: CalibratorState, **parts: Any) -> Self:
         """Return the fitted calibrator that ``state`` describes; ``parts`` are arguments of :func:`kcal.load`."""
-        config = state.values["model"]
-        stored = {name: tensor for name, tensor in state.tensors.items() if name.startswith("model.")}
-        tensors = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-        model = cls._model_class.from_state(config, tensors, **cls._model_parts(config, tensors, parts))
-        calibrator = cls(**cls._read_parameters(state.parameters, model))
+        for name in () if cls._tags.has_support else parts:
+            raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
+        model = cls._model_class.from_state(state.values["model"], below(state.tensors, "model."), **parts)
+        calibrator = cls(**cls._read_parameters(from_json(state.parameters), model))
         calibrator._check_parameters()
         classes = decode_classes(state.values["classes"])
         calibrator._restore_features(state, model, classes)
         calibrator._restore_fit(state, model, classes)
         return calibrator
 
-    @classmethod
-    def _model_parts(
-        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
-    ) -> dict[str, nn.Module]:
-        """Return modules that ``config`` cannot describe, from arguments of load; raise if one is missing or unused."""
-        for name in parts:
-            raise LoadArgumentError(name, f"is not used by a saved {cls.__name__}", remedy="Leave it out.")
-        return {}
-
     def _stored_parameters(self) -> dict[str, Any]:
-        """Return the parameters, in a form that :func:`json_values` takes."""
+        """Return the parameters, in a form that :func:`to_json` takes."""
         return dict(self.get_params(deep=False))
 
     @classmethod
@@ -520,7 +494,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return stored
 
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the fitted attributes beside the model that a file gets: values for JSON, and tensors."""
+        """Return what else a file has: values for :func:`to_json`, and tensors."""
         return {}, {}
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
@@ -530,7 +504,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _restore_features(self, state: CalibratorState, model: CalibrationModel, classes: NDArray[Any]) -> None:
         """Set number and names of the features, from a file; they and the classes must be those of its model."""
-        n_features, names, prints = *(state.values[name] for name in FEATURES), state.tensors["fingerprints"]
+        n_features, names = state.values["n_features"], state.values["feature_names"]
+        prints = state.tensors["fingerprints"]
         n_taken = model.sizes.get("n_features", n_features)
         if n_features != n_taken and (n_features, n_taken) != (1, 2):  # one column may be logits of two classes
             raise FileFormatError(f"{n_features} features are stored for a model of {n_taken}.")
@@ -543,6 +518,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = n_features
         if names:
             self.feature_names_in_ = np.array(names, dtype=object)
+        if self.inputs == "both":
+            self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
 
     def __sklearn_is_fitted__(self) -> bool:
         return "classes_" in vars(self)
@@ -559,12 +536,6 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if "representation" in (parameters := self.get_params(deep=False)):
             check_choice(parameters["representation"], "representation", REPRESENTATIONS)
         checked_parameters(self)
-
-    def _remember(self, rows: torch.Tensor) -> NDArray[np.uint64]:
-        """Keep fingerprints of the rows of the fit, and return them in the order of the rows."""
-        prints = row_fingerprints(rows)
-        self._fingerprints = np.sort(prints)
-        return prints
 
     @abstractmethod
     def _predict(self, X: Any, logits: Any) -> Prediction:
@@ -622,79 +593,3 @@ def fitted(name: str) -> Any:
         return value.item() if value.ndim == 0 else value.cpu().numpy()
 
     return property(read)
-
-
-def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
-    """Return random logits, (n_rows, n_columns), or probabilities; one column is that of the second of two classes."""
-    logits = 3.0 * torch.randn(n_rows, n_columns, generator=torch.Generator().manual_seed(0))
-    if representation == "logits":
-        return logits
-    return torch.sigmoid(logits) if n_columns == 1 else torch.softmax(logits, dim=1)
-
-
-def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
-    """Raise if there is only one class: there is nothing to calibrate."""
-    if len(classes) < 2:
-        raise InvalidInputError(
-            "classes",
-            f"must be at least two for {owner}",
-            got=f"1 class, {classes.tolist()[0]!r}",
-            remedy="Pass classes= with every class of the problem if the calibration set holds only one of them.",
-        )
-
-
-def check_two_parts(samples: Samples) -> None:
-    """Raise if there are not two samples, or groups, of which one is predicted from the other."""
-    if samples.n_parts < 2:
-        name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
-        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got=f"1 {unit[:-1]}")
-
-
-def json_values(value: Any) -> Any:
-    """Return ``value`` as JSON can represent it: a record as an object with its name, arrays and tuples as lists."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if is_dataclass(value):
-        return {"record": type(value).__name__, **{name: json_values(entry) for name, entry in vars(value).items()}}
-    if isinstance(value, dict):
-        return {name: json_values(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_values(entry) for entry in value]
-    return value
-
-
-def encode_classes(classes: NDArray[Any]) -> dict[str, Any]:
-    """Return class labels in a form that JSON can represent."""
-    if classes.dtype.kind not in "biufU":
-        raise InvalidInputError(
-            "classes", "must be integers, floats, booleans or strings to be saved", got=f"dtype {classes.dtype}"
-        )
-    return {"dtype": classes.dtype.str, "labels": classes.tolist()}
-
-
-def decode_classes(stored: dict[str, Any]) -> NDArray[Any]:
-    """Return the class labels that :func:`encode_classes` wrote."""
-    dtype, labels = np.dtype(stored["dtype"]), stored["labels"]
-    if dtype.kind not in "biufU" or not isinstance(labels, list):
-        raise FileFormatError(f"the stored labels are of dtype {dtype}, which kcal does not write.")
-    limit = MAX_LABEL_BYTES + MAX_BYTES_PER_CHARACTER * sum(len(str(label)) for label in labels)
-    if len(labels) * dtype.itemsize > limit:
-        raise FileFormatError(f"the stored labels would need more than {limit:,} bytes of memory.")
-    classes = np.array(labels, dtype=dtype)
-    if classes.ndim != 1 or (dtype.kind == "f" and not np.isfinite(classes).all()):
-        raise FileFormatError("the stored labels are damaged: one finite value per class is expected.")
-    return classes
-
-
-def was_fitted_on(calibrator: Calibrator, X: Any) -> NDArray[np.bool_]:
-    """Return for each row whether a calibrator was fitted on it, (n,); do not evaluate on such rows."""
-    rows, _ = calibrator._check_rows(X)
-    return contains_rows(calibrator._fingerprints, rows)
-
-
-def contains_rows(fingerprints: NDArray[np.uint64], rows: torch.Tensor) -> NDArray[np.bool_]:
-    """Return for each row whether its fingerprint is among those of a fit, which are ascending."""
-    prints = row_fingerprints(rows)
-    places = np.searchsorted(fingerprints, prints).clip(max=len(fingerprints) - 1)
-    known: NDArray[np.bool_] = fingerprints[places] == prints
-    return known

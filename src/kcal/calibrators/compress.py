@@ -24,7 +24,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import pairwise_distances_argmin
 
 from kcal.calibrators.kernel_model import Compression, KernelModel
-from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn
+from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn, without_warnings
 from kcal.kernels import (
     BandwidthCurve,
     PredictedLoss,
@@ -41,8 +41,6 @@ from kcal.validation import (
     ALMOST_ZERO,
     check_integer,
     check_number,
-    checked_parameters,
-    parameter,
 )
 
 Points = NDArray[np.floating]
@@ -66,20 +64,6 @@ LARGE = 1e8
 """Points × centroids × dimensions from which k-means runs first for coarse cells, then within each of them."""
 
 
-@dataclass(frozen=True)
-class CompressionOptions:
-    """How an estimate gets a smaller support: parameters of ``compress``."""
-
-    min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_SUPPORT_SIZE)
-    seed: int = 0
-    progress: bool | None = None
-    n_folds: int = SIZE_FOLDS
-    fixed_bandwidth: bool = False
-
-    def __post_init__(self) -> None:
-        checked_parameters(self)
-
-
 @dataclass(frozen=True, eq=False)
 class SizeTrial:
     """A size of the support, with the out-of-fold predictions of samples and the bandwidths that were tried."""
@@ -93,7 +77,8 @@ class SizeTrial:
 class SizeTrials:
     """Out-of-fold predictions of the samples of an estimate by smaller supports, of any size.
 
-    ``samples`` are those of the points, in the order of the fit; ``after_each`` is called with a text after each size
+    ``samples`` are those of the points, in the order of the fit, and a point stands for ``min_cluster_size`` of them at
+    least. With ``fixed_bandwidth`` that of the estimate is used. ``after_each`` is called with a text after each size
     that was tried.
     """
 
@@ -101,8 +86,12 @@ class SizeTrials:
         self,
         estimate: KernelModel,
         samples: Samples | None,
-        options: CompressionOptions,
-        after_each: Callable[[str], None] = lambda _: None,
+        after_each: Callable[[str], None],
+        *,
+        min_cluster_size: int,
+        seed: int,
+        n_folds: int = SIZE_FOLDS,
+        fixed_bandwidth: bool = False,
     ) -> None:
         if samples is None:
             expected = "must not have been compressed before: its points are no samples"
@@ -112,13 +101,14 @@ class SizeTrials:
         self.samples = replace(counted, embeddings=estimate.points[places])
         if self.samples.n_parts < 2:
             self.samples = replace(self.samples, groups=None)  # no other group would be left
-        self.options, self.bandwidth = options, estimate.bandwidth
+        self.merge = partial(merge_samples, min_cluster_size=min_cluster_size, seed=seed)
+        self.bandwidth, self.fixed_bandwidth = estimate.bandwidth, fixed_bandwidth
         self.n_samples, self.smallest = len(self.samples), len(np.unique(self.samples.codes))  # one point per class
-        self.changes_nothing = options.min_cluster_size == 1  # as many points as samples are the samples
+        self.changes_nothing = min_cluster_size == 1  # as many points as samples are the samples
         self._kernel, self._after_each, self._trials = get_kernel(estimate.kernel), after_each, dict[int, SizeTrial]()
-        folds = cross_folds(self.samples.codes, self.samples.groups, options.n_folds, options.seed)
+        folds = cross_folds(self.samples.codes, self.samples.groups, n_folds, seed)
         candidates = np.flatnonzero(folds == 0) if self.n_samples > MANY_SAMPLES else np.arange(self.n_samples)
-        chosen = np.sort(np.random.default_rng([options.seed, 3]).permutation(candidates)[:MAX_PREDICTED])
+        chosen = np.sort(np.random.default_rng([seed, 3]).permutation(candidates)[:MAX_PREDICTED])
         self._predicted = [self.samples.select(chosen[folds[chosen] == fold]) for fold in np.unique(folds[chosen])]
         self._others = [self.samples.select(np.flatnonzero(folds != fold)) for fold in np.unique(folds[chosen])]
         self._weights = np.concatenate([part.weights for part in self._predicted])
@@ -132,15 +122,14 @@ class SizeTrials:
 
     def _try(self, size: int) -> SizeTrial:
         share = size / self.n_samples
-        merged = (merge_samples(part, round(share * len(part)), self.options)[0] for part in self._others)
+        merged = (self.merge(part, round(share * len(part)))[0] for part in self._others)
         supports = [sorted_support(part) for part in merged]
         loss = PredictedLoss(partial(self._own_probs, supports), torch.from_numpy(np.log(self._weights)))
-        if self.options.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
+        if self.fixed_bandwidth or (size == self.n_samples and self.changes_nothing):
             value = loss(self.bandwidth)
             curve = BandwidthCurve(np.array([self.bandwidth]), np.array([value]), self.bandwidth, value, at_edge=False)
         else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BandwidthWarning)  # the search with all samples has warned
+            with without_warnings(BandwidthWarning):  # the search with all samples has warned
                 interval = (self.bandwidth / SEARCHED, self.bandwidth * SEARCHED)
                 curve = search_bandwidth(loss.at, interval=interval)
         log_probs = self._own_probs(supports, [curve.bandwidth])[0].clamp_min(ALMOST_ZERO).log()
@@ -203,7 +192,7 @@ class SizeTrials:
 FindSize = Callable[[SizeTrials], SizeTrial]
 
 
-def check_target(size: Any, max_loss_increase: Any) -> FindSize:
+def size_rule(size: Any, max_loss_increase: Any) -> FindSize:
     """Return how the size is found; raise unless exactly one of both is given, and valid."""
     if (size is None) == (max_loss_increase is None):
         expected = "or max_loss_increase must be given, and not both"
@@ -265,19 +254,19 @@ def select_within(share: float, trials: SizeTrials) -> SizeTrial:
 
 
 def compress_model(
-    model: KernelModel, samples: Samples | None, find_size: FindSize, options: CompressionOptions
+    model: KernelModel, samples: Samples | None, find_size: FindSize, *, progress: bool | None, **options: Any
 ) -> tuple[KernelModel, SizeTrial]:
-    """Return the model with the support that ``find_size`` chooses, and its trial.
+    """Return the model with the support that ``find_size`` chooses, and its trial; ``options`` are of the trials.
 
     ``samples`` are those of the points, in the order of the fit; None raises. Where no smaller support is chosen, the
     model is returned as it is.
     """
-    with progress_bar("Compressing the support", None, show=options.progress) as advance:
-        trials = SizeTrials(model, samples, options, advance)
+    with progress_bar("Compressing the support", None, show=progress) as advance:
+        trials = SizeTrials(model, samples, advance, **options)
         trial = find_size(trials)
     if trial.size >= trials.n_samples and trials.changes_nothing:
         return model, trial
-    merged, members = merge_samples(trials.samples, trial.size, options)
+    merged, members = trials.merge(trials.samples, trial.size)
     references, n = model.log_densities, len(model.log_densities)
     if n:  # out-of-fold densities in place of those of single samples; their lengths stay
         densities = trials.log_densities(trial)
@@ -296,19 +285,19 @@ def compress_model(
 # Fewer points
 
 
-def merge_samples(samples: Samples, size: int, options: CompressionOptions) -> tuple[Samples, Index]:
+def merge_samples(samples: Samples, size: int, *, min_cluster_size: int, seed: int) -> tuple[Samples, Index]:
     """Return at most ``size`` points, in proportion to those of each class, and the number of samples behind each.
 
     ``samples`` have points as embeddings, and positive weights.
     """
-    if size >= len(samples) and options.min_cluster_size == 1:
+    if size >= len(samples) and min_cluster_size == 1:
         return samples, np.ones(len(samples), dtype=np.int64)
     sizes = sizes_per_class(size, np.bincount(samples.codes, minlength=samples.n_classes))
     values, parts = samples.embeddings.cpu().numpy(), []
     for code in np.flatnonzero(sizes):
         rows = np.flatnonzero(samples.codes == code)
         given = values[rows], samples.weights[rows], int(sizes[code])
-        parts.append(_merge(*given, options.seed, options.min_cluster_size))
+        parts.append(_merge(*given, seed, min_cluster_size))
     points, weights, members = (np.concatenate(column) for column in zip(*parts, strict=True))
     codes = np.repeat(np.flatnonzero(sizes), [len(part[1]) for part in parts])
     embeddings = torch.from_numpy(points).to(samples.embeddings)

@@ -20,8 +20,8 @@ import torch
 from scipy.special import logsumexp, softmax
 from torch.nn.functional import pad
 
-from kcal.calibrators.base import buffer, check_two_parts, fitted
-from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel
+from kcal.calibrators.base import buffer, fitted
+from kcal.calibrators.logits import MAX_PENALTY, LogitCalibrator, LogitModel, check_two_parts
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.errors import ConvergenceWarning, InvalidInputError, warn

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kcal.calibrators.kernel_model import KernelModel
 from kcal.errors import printable
 from kcal.kernels import Contributions, largest_contributions
 from kcal.progress import progress_bar
@@ -27,6 +26,8 @@ from kcal.validation import check_integer
 
 if TYPE_CHECKING:
     import pandas
+
+    from kcal.calibrators.kernel_model import KernelModel
 
 SHOWN_ROWS, SHOWN_CLASSES, LABEL_WIDTH = 5, 3, 24
 """Rows, classes and characters of a label that a printed explanation shows, at most."""
@@ -268,9 +269,8 @@ def explain_rows(
     progress: bool | None,
 ) -> Explanation:
     """Return the explanation of the predictions of a model for embeddings and logits; ``samples`` are its support."""
-    estimate = model.estimate
     probs = model.in_blocks(embeddings, logits).exp().cpu().double()
-    step = BLOCK_ENTRIES // (min(k, len(estimate.points)) * estimate.n_features)
+    step = BLOCK_ENTRIES // (min(k, len(model.points)) * model.n_features)
     step = max(min(BLOCK_ROWS, step), 1)
     blocks = [slice(start, start + step) for start in range(0, len(probs), step)]
     found = []
@@ -282,8 +282,8 @@ def explain_rows(
             advance("")
     joined = _joined(found)
     positions, parts, terms = (joined.pop(name) for name in ("positions", "parts", "log_odds"))
-    indices = np.full(len(estimate.points), -1) if samples is None else samples.indices
-    ids = point_names(estimate) if samples is None else indices if samples.ids is None else samples.ids
+    indices = np.full(len(model.points), -1) if samples is None else samples.indices
+    ids = point_names(model) if samples is None else indices if samples.ids is None else samples.ids
     return Explanation(
         **joined,
         classes=classes,
@@ -303,14 +303,14 @@ def _joined(blocks: Sequence[Any]) -> Any:
     return torch.cat(list(blocks)).numpy()
 
 
-def point_names(estimate: KernelModel) -> NDArray[Any]:
-    """Return a name of each centroid of a compressed estimate, in the original order, (n,).
+def point_names(model: KernelModel) -> NDArray[Any]:
+    """Return a name of each centroid of a compressed support, in the original order, (n,).
 
     The weight of a centroid is the number of its samples, if these had equal weights.
     """
-    support = estimate.support
+    support = model.support
     weights = torch.ones(len(support)) if support.log_weights is None else support.log_weights.double().exp().cpu()
-    counts = support.in_original_order(weights / weights.sum() * estimate.n_samples).numpy()
+    counts = support.in_original_order(weights / weights.sum() * model.n_samples).numpy()
     if np.abs(counts - counts.round()).max() > 1e-3 * counts.min():
         return np.array([f"centroid #{place}" for place in range(len(counts))])
     sizes = counts.round().astype(np.int64).tolist()

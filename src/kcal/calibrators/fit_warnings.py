@@ -1,4 +1,4 @@
-"""Warnings that several calibrators issue."""
+"""Warnings that several calibrators issue, and whether rows are those of a fit."""
 
 from __future__ import annotations
 
@@ -63,15 +63,29 @@ def warn_few_samples(n: int, method: str) -> None:
         warn(description, FewSamplesWarning, remedy=f"Use 100 or more.{advice}")
 
 
-def warn_known_rows(known: NDArray[np.bool_], remedy: str = "") -> None:
-    """Warn if queries are rows of the calibration set."""
+def warn_known_rows(fingerprints: NDArray[np.uint64], *inputs: torch.Tensor | None) -> None:
+    """Warn if queries, the first of the inputs that are given, are rows of the calibration set."""
+    known = contains_rows(fingerprints, next(rows for rows in inputs if rows is not None))
     if known.any():
         warn(
             f"{known.sum()} of {len(known)} rows are in the calibration set: each is its own neighbour there, so that "
-            "results look better than they are. Evaluate on other data.",
+            "results look better than they are. Evaluate on other data; a KCal has leave_one_out_proba_ of these.",
             LeakageWarning,
-            remedy=remedy,
         )
+
+
+def was_fitted_on(calibrator: Any, X: Any) -> NDArray[np.bool_]:
+    """Return for each row whether a calibrator was fitted on it, (n,); do not evaluate on such rows."""
+    rows, _ = calibrator._check_rows(X)
+    return contains_rows(calibrator._fingerprints, rows)
+
+
+def contains_rows(fingerprints: NDArray[np.uint64], rows: torch.Tensor) -> NDArray[np.bool_]:
+    """Return for each row whether its fingerprint is among those of a fit, which are ascending."""
+    prints = row_fingerprints(rows)
+    places = np.searchsorted(fingerprints, prints).clip(max=len(fingerprints) - 1)
+    known: NDArray[np.bool_] = fingerprints[places] == prints
+    return known
 
 
 def too_few_samples(n: int, n_classes: int) -> bool:

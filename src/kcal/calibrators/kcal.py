@@ -7,11 +7,8 @@ The projection Π is learned from the network's training set, the bandwidth b fr
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,15 +18,10 @@ from torch import nn
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
-    CalibratorState,
-    LoadArgumentError,
     Tags,
-    Tensors,
     fitted,
-    option,
 )
-from kcal.calibrators.compress import MAX_SUPPORT_SIZE, SIZE_FOLDS, CompressionOptions, select_one_se
-from kcal.calibrators.explain import attribute
+from kcal.calibrators.compress import MAX_SUPPORT_SIZE, SIZE_FOLDS, select_one_se
 from kcal.calibrators.fit_warnings import (
     too_few_samples,
     warn_missing_classes,
@@ -38,23 +30,26 @@ from kcal.calibrators.fit_warnings import (
     warn_untrained,
 )
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, SupportModel, example_rows, support_values
-from kcal.calibrators.logits import required
+from kcal.calibrators.kernel_model import (
+    COMPARED_ROWS,
+    LOWEST_LOG_PROB,
+    KCalModel,
+    bounded_log_softmax,
+    check_bandwidth,
+    check_positive_pair,
+    example_rows,
+    support_values,
+)
 from kcal.calibrators.online import BandwidthRecord, bandwidth_record, check_updates, with_record
-from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
+from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.errors import BandwidthWarning, InvalidInputError, KcalWarning, warn, without_warnings
 from kcal.kernels import (
     PUBLISHED_FOLDS,
     BandwidthChoice,
     BandwidthCurve,
-    ClassSums,
-    Contributions,
     LeaveOutLoss,
     SortedSupport,
     get_kernel,
-    leave_out_posteriors,
-    leave_out_rule,
-    mean_log_loss,
     size_of_rarest_class,
     sorted_support,
 )
@@ -70,7 +65,6 @@ from kcal.projection import (
     check_dimension,
     check_projection,
     find_projection,
-    frozen_copy,
     get_recipe,
     ignores_length,
     needs_training,
@@ -88,80 +82,12 @@ from kcal.validation import (
     parameter,
     row_fingerprints,
     shown,
-    unchecked_logits,
 )
 
-MAX_SCORED = 1_000
-"""Samples by which the leave-one-out accuracy is estimated, at most."""
 MAX_COMPARED = 6_000
 """Calibration samples on which checkpoints are compared, at most: more would cost time and not change the choice."""
 MAX_ALONE = 0.3
 """Share of samples without another of their class above which searches scan: the others say little of the bandwidth."""
-ROUNDING = 1e-15
-"""Relative difference of a probability and its logarithm's exponential."""
-LOWEST_LOG_PROB = -1e8
-"""Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
-
-
-class KCalModel(SupportModel):
-    """Class probabilities from a kernel density estimate."""
-
-    smoothing: float | None = option(None)
-    inputs: str = option("embeddings")  # what the projection works on; of "logits" the log-softmax
-
-    def __init__(self, **values: Any) -> None:
-        super().__init__(**values)
-        if self.smoothing is not None:
-            check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
-        self.even_share = 1 / (self.estimate.n_samples + 2) if self.smoothing is None else self.smoothing
-
-    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what the projection works on, (n, h)."""
-        if self.inputs != "logits":
-            return super().rows(embeddings)
-        return bounded_log_softmax(unchecked_logits(required(logits, "logits"), "logits"))
-
-    def log_probs(
-        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes), of class sums."""
-        return self.corrected(sums.posteriors()[0]).log()
-
-    def attribute(
-        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
-    ) -> dict[str, Any]:
-        """Return the shares of samples, smoothing and prior in ``probs``, (n, n_classes) in float64, of rows."""
-        points, even = self.estimate.project(self.rows(embeddings, logits)), self.even_share / probs.shape[1]
-        by_samples = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
-        parts = {"smoothing": torch.full_like(probs, even)}
-        if self.prior is not None:
-            posteriors = self.estimate.prepared.posteriors(points)[0].cpu()
-            reached = (posteriors[:, self.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)
-            parts["prior"] = torch.where(reached, 0.0, by_samples)
-            by_samples = torch.where(reached, by_samples, 0.0)
-        return attribute(Contributions(self.estimate.prepared, points), by_samples, k, parts)
-
-    def corrected(self, posteriors: torch.Tensor) -> torch.Tensor:
-        """Return posteriors, (n, n_classes), corrected for the prior and smoothed."""
-        return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.even_share)
-
-    def leave_one_out_probs(self, groups: torch.Tensor | None) -> torch.Tensor:
-        """Return probabilities of each support sample given the others (other groups), in the order of the fit."""
-        estimate, kernel = self.estimate, get_kernel(self.estimate.kernel)
-        return self.corrected(leave_out_posteriors(estimate.support, estimate.bandwidth, kernel=kernel, keys=groups))
-
-    def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
-        """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
-        support = self.estimate.support
-        rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
-        rule = leave_out_rule(support, groups).select(rows)
-        probs = self.corrected(self.estimate.prepared.posteriors(support.points[rows], leave_out=rule)[0])
-        codes = support.codes[rows]
-        log_weights = torch.zeros(len(rows)) if support.log_weights is None else support.log_weights[rows].cpu()
-        shares = torch.softmax(log_weights.double(), dim=0)
-        correct = (probs.argmax(dim=1) == codes).cpu().double()
-        own = probs.gather(1, codes[:, None]).squeeze(1)
-        return float(shares @ correct), mean_log_loss(torch.log(own).cpu(), log_weights)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -267,9 +193,8 @@ class KCal(KernelCalibrator):
     method: ClassVar[str] = "kcal"
 
     _model_class = KCalModel
-    _stored_records = (*KernelCalibrator._stored_records, FastRecipe, PaperRecipe, TrainingCurve)
-    projection_ = fitted("estimate.projection")
-    compression_ = fitted("estimate.compression")
+    projection_ = fitted("projection")
+    compression_ = fitted("compression")
     projection: Any = "residual"
     dimension: int | str = "auto"
     recipe: str | Recipe = "fast"
@@ -282,8 +207,6 @@ class KCal(KernelCalibrator):
     smoothing: float | None = parameter(None, check_number, minimum=0, maximum=1)
     support: str = parameter("all", check_choice, choices=("all", "merged"))
     min_cluster_size: int = parameter(1, check_integer, minimum=1, maximum=MAX_SUPPORT_SIZE)
-    training_curve_: TrainingCurve | None = field(init=False)
-    _known_rows_remedy: ClassVar[str] = "Or use leave_one_out_proba_."
 
     @classmethod
     def as_published(cls, data_set: str | None = None, **parameters: Any) -> Self:
@@ -353,11 +276,15 @@ class KCal(KernelCalibrator):
         fit = Fit.of(
             model,
             samples,
-            bandwidth_record(samples, len(samples), model.estimate.bandwidth, *chosen),
+            bandwidth_record(samples, len(samples), model.bandwidth, *chosen),
             curve=None if curve is None else replace(curve, n_folds=folds),
+            training_curve=training_curve,
         )
-        self.training_curve_ = training_curve
-        self._fit, self._table = self._merged(fit) if self.support == "merged" else fit, None
+        if self.support == "merged":
+            folds, fixed = self.folds or SIZE_FOLDS, self.bandwidth != "cv"
+            options = {"min_cluster_size": self.min_cluster_size, "n_folds": folds, "fixed_bandwidth": fixed}
+            fit = self._compressed(fit, select_one_se, **options)
+        self._fit, self._table = fit, None
         return self
 
     def partial_fit(
@@ -389,6 +316,11 @@ class KCal(KernelCalibrator):
         return replace(super().tags, uses_training_set=learns, recipe=self._training_recipe())
 
     @property
+    def training_curve_(self) -> TrainingCurve | None:
+        """Loss of the projection's training, and the checkpoint that was chosen; None without a training."""
+        return self._built().training_curve
+
+    @property
     def leave_one_out_proba_(self) -> NDArray[np.floating]:
         """Probabilities of each support row given the others, (n, n_classes), in the order of ``support_indices_``."""
         fit = self._latest()
@@ -402,19 +334,19 @@ class KCal(KernelCalibrator):
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
         fit = self._latest()
-        estimate, curve = fit.model.estimate, fit.curve
+        model, curve = fit.model, fit.curve
         groups = None if fit.samples is None else fit.samples.keys()
         unit = "one" if groups is None else "one-group"
-        loss = fit.model.leave_one_out_score(groups)[1] if curve is None else curve.loss
+        loss = model.leave_one_out_score(groups)[1] if curve is None else curve.loss
         name = (
             f"leave-{unit}-out log-loss"
             if curve is None or curve.n_folds is None
             else f"log-loss over {curve.n_folds} folds"
         )
         return {
-            "support": f"{len(estimate.points):,} {estimate.compression or 'samples'}",
-            "dimension": f"{self.n_features_in_:,} → {estimate.dimension:,}",
-            "bandwidth": f"{estimate.bandwidth:.4g}",
+            "support": f"{len(model.points):,} {model.compression or 'samples'}",
+            "dimension": f"{self.n_features_in_:,} → {model.dimension:,}",
+            "bandwidth": f"{model.bandwidth:.4g}",
             name: f"{loss:.4f}",
         }
 
@@ -487,16 +419,17 @@ class KCal(KernelCalibrator):
         support = sorted_support(replace(samples, embeddings=project(projection, samples.embeddings)))
         bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
         compares_lengths = ignores_length(projection, samples.embeddings[samples.counted[:COMPARED_ROWS]])
-        estimate = KernelModel(
+        smoothing = None if self.smoothing is None else float(self.smoothing)
+        model = KCalModel(
             projection=projection,
             n_features=samples.embeddings.shape[1],
             bandwidth=bandwidth,
             kernel=kernel.name,
+            smoothing=smoothing,
+            inputs=self.inputs,
             **support_values(support, compares_lengths=compares_lengths),
+            **self._class_frequencies(samples),
         )
-        smoothing = None if self.smoothing is None else float(self.smoothing)
-        options = {"smoothing": smoothing, "inputs": self.inputs}
-        model = KCalModel(estimate=estimate, **options, **self._class_frequencies(samples))
         return model, training_curve, curve
 
     def _class_frequencies(self, samples: Samples) -> dict[str, torch.Tensor | None]:
@@ -548,8 +481,7 @@ class KCal(KernelCalibrator):
         """Return the fit at a given bandwidth, at that of the power law of earlier searches, or of a new search."""
         support = sorted_support(samples)
         record, curve, is_due = self._next_bandwidth(fit, samples, support, n_updates, search=search)
-        estimate = fit.model.estimate.with_support(support, bandwidth=record.bandwidth)
-        model = fit.model.changed(estimate=estimate, **self._class_frequencies(samples))
+        model = fit.model.with_support(support, bandwidth=record.bandwidth, **self._class_frequencies(samples))
         history = with_record(fit.history, record)
         return replace(fit, model=model, history=history, curve=curve, is_search_due=is_due)
 
@@ -581,8 +513,7 @@ class KCal(KernelCalibrator):
             return None
         folds, kernel = self._n_folds(samples), get_kernel(self.kernel)
         keys = samples.keys(folds, self.seed)
-        with warnings.catch_warnings(), threads_for(0):
-            warnings.simplefilter("ignore", BandwidthWarning)
+        with without_warnings(BandwidthWarning), threads_for(0):
             if expected is None:
                 curve = choice.choose(support, kernel=kernel, keys=keys, progress=False)[1]
             else:
@@ -594,34 +525,7 @@ class KCal(KernelCalibrator):
         if lost and not self.smoothing:
             warn_missing_classes(classes, ~np.isin(classes, lost), "Or pass smoothing=1e-3 to KCal.")
 
-    # Smaller supports
-
-    def _merged(self, fit: Fit) -> Fit:
-        """Return the fit with the best merged support."""
-        options = CompressionOptions(
-            min_cluster_size=self.min_cluster_size,
-            seed=self.seed,
-            progress=self.progress,
-            n_folds=self.folds or SIZE_FOLDS,
-            fixed_bandwidth=self.bandwidth != "cv",
-        )
-        return self._compressed(fit, select_one_se, options)
-
     # Files and parameters
-
-    @classmethod
-    def _model_parts(
-        cls, config: Mapping[str, Any], tensors: Tensors, parts: Mapping[str, Any]
-    ) -> dict[str, nn.Module]:
-        super()._model_parts(config, tensors, {name: part for name, part in parts.items() if name != "projection"})
-        architecture = config["estimate"]["projection"]["architecture"]
-        if (architecture == OWN_MODULE) != ("projection" in parts):
-            expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
-            if architecture == OWN_MODULE:
-                expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
-                remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
-            raise LoadArgumentError("projection", expected, remedy=remedy)
-        return {name: frozen_copy(module, tensors["estimate.points"]) for name, module in parts.items()}
 
     def _stored_parameters(self) -> dict[str, Any]:
         stored = super()._stored_parameters()
@@ -629,17 +533,8 @@ class KCal(KernelCalibrator):
 
     @classmethod
     def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
-        parameters = super()._read_parameters(stored, model)
-        own = {"projection": model.estimate.projection} if stored["projection"] == OWN_MODULE else {}
-        return parameters | own
-
-    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        values, tensors = super()._extra_state()
-        return values | {"training_curve": self.training_curve_}, tensors
-
-    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        super()._restore_fit(state, model, classes)
-        self.training_curve_ = self._from_stored(state.values["training_curve"])
+        own = {"projection": model.projection} if stored["projection"] == OWN_MODULE else {}
+        return stored | own
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -702,32 +597,3 @@ class KCalLogits(KCal):
         if isinstance(recipe, FastRecipe) and recipe.unit_length == "auto":
             return replace(recipe, unit_length=False)
         return recipe
-
-
-def bounded_log_softmax(rows: torch.Tensor) -> torch.Tensor:
-    """Return the log-softmax of logits, (n, n_columns), bounded below."""
-    wide = rows if rows.device.type == "mps" else rows.double()
-    return torch.log_softmax(wide, dim=1).clamp_min(LOWEST_LOG_PROB).to(rows.dtype)
-
-
-def check_bandwidth(bandwidth: Any, reference: Any) -> None:
-    """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
-    is_rule = isinstance(bandwidth, str) and bandwidth == "rule"
-    if is_rule and reference is None:
-        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
-    if reference is not None and not is_rule:
-        raise InvalidInputError("bandwidth_reference", 'has an effect only with bandwidth="rule"', got=shown(reference))
-    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "published", "rule")):
-        expected = 'must be "cv", "published", "rule" or a positive number'
-        check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
-
-
-def check_positive_pair(pair: Any, name: str) -> None:
-    """Raise if a pair is neither None nor a tuple or list of two positive numbers."""
-    if pair is None:
-        return
-    expected = "must be a pair of two positive, finite numbers"
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise InvalidInputError(name, expected, got=shown(pair))
-    for entry in pair:
-        check_number(entry, name, minimum=sys.float_info.min, expected=expected)

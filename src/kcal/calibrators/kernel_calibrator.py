@@ -18,24 +18,28 @@ from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     CalibrationModel,
     Calibrator,
-    CalibratorState,
     Prediction,
     Tags,
-    check_at_least_two,
-    contains_rows,
-    decode_classes,
-    encode_classes,
 )
-from kcal.calibrators.compress import CompressionOptions, FindSize, check_target, compress_model
+from kcal.calibrators.compress import MAX_SUPPORT_SIZE, FindSize, compress_model, size_rule
 from kcal.calibrators.explain import Explanation, explain_rows
 from kcal.calibrators.fit_warnings import warn_known_rows
 from kcal.calibrators.kernel_model import example_rows
-from kcal.calibrators.online import BandwidthRecord, Counters, SampleTable, Updates, check_updates
+from kcal.calibrators.online import (
+    BandwidthRecord,
+    Counters,
+    SampleTable,
+    Updates,
+    check_given_classes,
+    check_updates,
+    is_current,
+)
 from kcal.calibrators.prior import check_prior, check_prior_reaches
+from kcal.calibrators.state import CalibratorState, decode_classes, encode_classes, from_json
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
 from kcal.modes import with_gradients, without_autocast
-from kcal.projection import log_lengths
+from kcal.projection import TrainingCurve, log_lengths
 from kcal.samples import Samples, check_samples, code_groups, relative_weights
 from kcal.threads import threads_for
 from kcal.validation import (
@@ -45,13 +49,14 @@ from kcal.validation import (
     check_ids,
     check_integer,
     check_labels,
-    collect_classes,
     of_one_type,
     row_fingerprints,
     shown,
 )
 
 Index = NDArray[np.int64]
+STORED_VALUES = ("history", "counters", "curve", "training_curve")
+"""What a file has of a :class:`Fit` beside model and samples."""
 STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logits")
 """Columns of samples in a file; labels and points are those of the model."""
 
@@ -60,13 +65,14 @@ STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logi
 class Fit:
     """What a fit or an update leaves. It is replaced in one assignment: a reader sees all of it."""
 
-    model: Any  # a SupportModel
+    model: Any  # a KernelModel
     classes: NDArray[Any]
     fingerprints: NDArray[np.uint64]  # of the rows of the fit, ascending
     samples: Samples | None  # of the support, in the order of the fit, without embeddings; None if points are others
     counters: Counters
     history: tuple[BandwidthRecord, ...]
     curve: BandwidthCurve | None = None
+    training_curve: TrainingCurve | None = None
     version: int = 0  # of the table of samples; −1 if too few samples are left
     is_search_due: bool = False
 
@@ -86,10 +92,10 @@ class Fit:
     @cached_property
     def complete(self) -> Any:
         """The model with the reference of its evidence, which predictions do not need."""
-        if self.samples is None or len(self.model.estimate.log_densities):
+        if self.samples is None or len(self.model.log_densities):
             return self.model
         with torch.inference_mode(False), torch.no_grad():
-            return self.model.changed(estimate=self.model.estimate.with_reference(self.samples))
+            return self.model.with_reference(self.samples)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -106,10 +112,7 @@ class KernelCalibrator(Calibrator):
     )
     _keeps_zero_weights: ClassVar[bool] = True
     """Whether samples of weight 0 are support points."""
-    _known_rows_remedy: ClassVar[str] = ""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table")
-    _stored_records: ClassVar[tuple[type[Any], ...]] = (Updates, BandwidthRecord, BandwidthCurve, Counters)
-    """Dataclasses that files may have, as objects of JSON with the name of the class."""
     _opening: ClassVar[Any] = threading.Lock()
     prior: Any = None
     seed: int = 0
@@ -146,12 +149,12 @@ class KernelCalibrator(Calibrator):
     @property
     def support_size_(self) -> int:
         """Number of support points."""
-        return len(self._latest().model.estimate.points)
+        return len(self._latest().model.points)
 
     @property
     def bandwidth_(self) -> float:
         """The bandwidth b in use."""
-        return float(self._built().model.estimate.bandwidth)
+        return float(self._built().model.bandwidth)
 
     @property
     def bandwidth_history_(self) -> tuple[BandwidthRecord, ...]:
@@ -169,7 +172,7 @@ class KernelCalibrator(Calibrator):
 
         New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
         """
-        log_densities: NDArray[np.float64] = self._latest().complete.estimate.log_densities.cpu().numpy().copy()
+        log_densities: NDArray[np.float64] = self._latest().complete.log_densities.cpu().numpy().copy()
         return log_densities
 
     @property
@@ -204,13 +207,9 @@ class KernelCalibrator(Calibrator):
     def _predict(self, X: Any, logits: Any) -> Prediction:
         fit = self._latest()
         *inputs, kind = self._check_inputs(fit, X, logits)
-        self._warn_known_rows(fit, *inputs)
+        warn_known_rows(fit.fingerprints, *inputs)
         with torch.no_grad():
             return Prediction(fit.model.in_blocks(*inputs), fit.classes, kind)
-
-    def _warn_known_rows(self, fit: Fit, *inputs: torch.Tensor | None) -> None:
-        rows = next(part for part in inputs if part is not None)
-        warn_known_rows(contains_rows(fit.fingerprints, rows), self._known_rows_remedy)
 
     @abstractmethod
     def _check_inputs(
@@ -227,7 +226,7 @@ class KernelCalibrator(Calibrator):
         model = self._latest().model
         rows, kind = self._check_rows(X)
         with torch.no_grad(), threads_for(0):
-            return kind.restore(model.estimate.log_density(model.estimate.class_sums(model.rows(rows, rows))))
+            return kind.restore(model.log_density(model.class_sums(rows, rows)[0]))
 
     @without_autocast()
     def evidence(self, X: Any) -> Any:
@@ -263,7 +262,7 @@ class KernelCalibrator(Calibrator):
         fit = self._latest()
         *inputs, _ = self._check_inputs(fit, X, logits)
         check_integer(k, "k", minimum=1, maximum=10**9)
-        self._warn_known_rows(fit, *inputs)
+        warn_known_rows(fit.fingerprints, *inputs)
         with torch.no_grad(), threads_for(0):
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 
@@ -318,21 +317,20 @@ class KernelCalibrator(Calibrator):
             Groups of the support samples, in the order of ``support_indices_``; by default those of the fit.
         """
         other = self.snapshot()
-        find_size = check_target(size, max_loss_increase)
-        options = CompressionOptions(min_cluster_size, self.seed, self.progress)
-        other._fit = other._compressed(other._fit, find_size, options, groups)
+        rule = size_rule(size, max_loss_increase)
+        least = check_integer(min_cluster_size, "min_cluster_size", minimum=1, maximum=MAX_SUPPORT_SIZE)
+        other._fit = other._compressed(other._fit, rule, groups, min_cluster_size=least)
         return other
 
-    def _compressed(self, fit: Fit, find_size: FindSize, options: CompressionOptions, groups: Any = None) -> Fit:
+    def _compressed(self, fit: Fit, find_size: FindSize, groups: Any = None, **options: Any) -> Fit:
         """Return the fit with a smaller support; the same one if that has all samples."""
         complete, samples = fit.complete, fit.samples
         if groups is not None and samples is not None:
             samples = replace(samples, groups=check_groups(groups, len(samples)))
         with threads_for(0):
-            estimate, trial = compress_model(complete.estimate, samples, find_size, options)
-        if estimate is complete.estimate:
-            return fit
-        return replace(fit, model=complete.changed(estimate=estimate), samples=None, curve=trial.curve)
+            options |= {"seed": self.seed, "progress": self.progress}
+            model, trial = compress_model(complete, samples, find_size, **options)
+        return fit if model is complete else replace(fit, model=model, samples=None, curve=trial.curve)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
@@ -396,7 +394,7 @@ class KernelCalibrator(Calibrator):
                 self._fit = self._build(table, search=False)
             except KcalError:  # too few samples are left: predictions raise
                 model = self._fit.model
-                empty = model.changed(estimate=model.estimate.with_support(model.estimate.support.empty()))
+                empty = model.with_support(model.support.empty())
                 nobody = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
                 prints = np.sort(table.other_fingerprints)
                 self._fit = replace(self._fit, model=empty, samples=nobody, fingerprints=prints, version=-1)
@@ -423,7 +421,7 @@ class KernelCalibrator(Calibrator):
         with without_autocast():
             projected = fit.model.rows(embeddings, scores)
             columns = {
-                "embeddings": fit.model.estimate.project(projected).cpu().numpy(),
+                "embeddings": fit.model.project(projected).cpu().numpy(),
                 "fingerprints": row_fingerprints(rows),
                 "log_lengths": log_lengths(projected.cpu()).numpy(),
             }
@@ -461,7 +459,7 @@ class KernelCalibrator(Calibrator):
         if self._table is None:
             with self._opening:
                 if self._table is None:
-                    samples, support = self._samples_of(fit), fit.model.estimate.support
+                    samples, support = self._samples_of(fit), fit.model.support
                     points = support.in_original_order(support.points)
                     self._table = SampleTable(
                         replace(samples, embeddings=points),
@@ -532,21 +530,9 @@ class KernelCalibrator(Calibrator):
         by_number = self.prior if prior is None or isinstance(self.prior, str) else prior.tolist()
         return {**super()._stored_parameters(), "prior": by_number}  # a mapping would need text as keys
 
-    @classmethod
-    def _read_parameters(cls, stored: dict[str, Any], model: Any) -> dict[str, Any]:
-        return {name: cls._from_stored(value) for name, value in stored.items()} | {"prior": stored["prior"]}
-
-    @classmethod
-    def _from_stored(cls, value: Any) -> Any:
-        """Return the value that :func:`~kcal.calibrators.base.json_values` stored; lists are tuples."""
-        if isinstance(value, dict):
-            kind = {record.__name__: record for record in cls._stored_records}[value["record"]]
-            return kind(**{name: cls._from_stored(entry) for name, entry in value.items() if name != "record"})
-        return tuple(map(cls._from_stored, value)) if isinstance(value, list) else value
-
     def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fit, samples = self._fit, self._fit.samples
-        values: dict[str, Any] = {"history": fit.history, "curve": fit.curve, "counters": fit.counters}
+        values: dict[str, Any] = {name: getattr(fit, name) for name in STORED_VALUES}
         if samples is None:
             return values | {"samples": None}, {}
         named = {"ids": samples.ids, "groups": samples.group_names}
@@ -557,21 +543,22 @@ class KernelCalibrator(Calibrator):
 
     def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
         values = state.values
-        model.estimate.check()
-        samples = None if values["samples"] is None else read_samples(state, model.estimate.support, classes)
-        history, curve, counters = (self._from_stored(values[name]) for name in ("history", "curve", "counters"))
+        self.prior = state.parameters["prior"]  # a list
+        model.check()
+        samples = None if values["samples"] is None else read_samples(state, model.support, classes)
+        found = {name: from_json(values.get(name)) for name in STORED_VALUES}
+        curve = found["curve"]
         if curve is not None:
-            curve = replace(curve, bandwidths=np.array(curve.bandwidths), losses=np.array(curve.losses))
-        if not all(isinstance(record, BandwidthRecord) for record in history) or not isinstance(counters, Counters):
+            found["curve"] = replace(curve, bandwidths=np.array(curve.bandwidths), losses=np.array(curve.losses))
+        are_records = all(isinstance(record, BandwidthRecord) for record in found["history"])
+        if not are_records or not isinstance(found["counters"], Counters):
             raise FileFormatError("the stored history of the bandwidth is damaged.")
         self._fit = Fit(
             model=model,
             classes=classes,
             fingerprints=np.sort(state.tensors["fingerprints"].numpy().view(np.uint64)),
             samples=samples,
-            counters=counters,
-            history=history,
-            curve=curve,
+            **found,
         )
         self._table = None
 
@@ -580,51 +567,15 @@ class KernelCalibrator(Calibrator):
         check_updates(self.updates)
 
 
-@dataclass(frozen=True)
-class OnlineState:
-    """What there is to know before samples of a fitted calibrator change."""
-
-    has_own_ids: bool  # whether the fit was given ids; otherwise samples are known by the numbers of their rows
-    has_groups: bool  # whether the samples have groups: new ones need them too
-    is_search_due: bool  # whether the latest model waits for a search, which ``refresh`` makes
-
-
-def online_state(calibrator: KernelCalibrator) -> OnlineState:
-    """Return the state of a fitted calibrator; raise if its samples cannot be updated."""
-    fit = calibrator._built()
-    has_groups = calibrator._samples_of(fit).groups is not None
-    return OnlineState(fit.counters.own_ids, has_groups, fit.is_search_due)
-
-
-def online_ids(calibrator: KernelCalibrator) -> list[Any]:
-    """Return the ids of the samples after all updates, in the order of their arrival."""
-    table = calibrator._open_table()
-    with table.lock:
-        table.prune(check_updates(calibrator.updates))
-        return list(table.ids)
-
-
-def online_samples(calibrator: KernelCalibrator) -> Samples:
-    """Return the samples after all updates, in the order of their arrival; their ``embeddings`` are projected."""
-    table = calibrator._open_table()
-    with table.lock:
-        return table.samples(check_updates(calibrator.updates))
-
-
-def is_current(fit: Fit, table: SampleTable, *, search: bool) -> bool:
-    """Return whether a fit is of the present samples and, with ``search``, no search is due."""
-    return fit.version == table.version and not (search and fit.is_search_due)
-
-
-def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:
-    """Raise if classes of ``partial_fit`` are not known; a class that appears in the labels is added by itself."""
-    if classes is None:
-        return
-    known = set(table.code_of) | set(labels.tolist())
-    unknown = [label for label in collect_classes([], classes).tolist() if label not in known]
-    if unknown:
-        expected = "must be those of the first call; a class that appears in y is added by itself"
-        raise InvalidInputError("classes", expected, got=repr(unknown[0]))
+def check_at_least_two(classes: NDArray[Any], owner: str) -> None:
+    """Raise if there is only one class: there is nothing to calibrate."""
+    if len(classes) < 2:
+        raise InvalidInputError(
+            "classes",
+            f"must be at least two for {owner}",
+            got=f"1 class, {classes.tolist()[0]!r}",
+            remedy="Pass classes= with every class of the problem if the calibration set holds only one of them.",
+        )
 
 
 def read_samples(state: CalibratorState, support: Any, classes: NDArray[Any]) -> Samples:

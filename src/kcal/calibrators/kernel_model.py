@@ -11,6 +11,7 @@ if density and length are independent.
 
 from __future__ import annotations
 
+import sys
 from abc import abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
@@ -22,12 +23,24 @@ from torch import nn
 
 from kcal.calibrators.base import CalibrationModel, Tensors, buffer, load_tensors, option, submodule
 from kcal.calibrators.class_scores import places
+from kcal.calibrators.explain import attribute
 from kcal.calibrators.logits import required
-from kcal.errors import FileFormatError
-from kcal.kernels import ClassSums, PreparedSupport, SortedSupport, get_kernel, leave_out_rule
-from kcal.projection import architecture_of, log_lengths, new_projection, project
+from kcal.calibrators.prior import apply_prior, smooth
+from kcal.calibrators.state import LoadArgumentError
+from kcal.errors import FileFormatError, InvalidInputError
+from kcal.kernels import (
+    ClassSums,
+    Contributions,
+    PreparedSupport,
+    SortedSupport,
+    get_kernel,
+    leave_out_posteriors,
+    leave_out_rule,
+    mean_log_loss,
+)
+from kcal.projection import OWN_MODULE, architecture_of, build_projection, frozen_copy, log_lengths, project
 from kcal.samples import Samples
-from kcal.validation import check_number, computing_dtype
+from kcal.validation import check_number, computing_dtype, shown, unchecked_logits
 
 MAX_SUMS = 2**22
 """Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
@@ -37,6 +50,12 @@ COMPARED_ROWS = 100
 """Rows by which a projection is found to divide by the length."""
 SAME = 1e-3
 """Relative difference up to which lengths or densities are the same: rounding must not decide."""
+MAX_SCORED = 1_000
+"""Samples by which the leave-one-out accuracy is estimated, at most."""
+ROUNDING = 1e-15
+"""Relative difference of a probability and its logarithm's exponential."""
+LOWEST_LOG_PROB = -1e8
+"""Bound of the log-softmax: its variance, which a projection stores, stays far from overflow for masked logits."""
 EXAMPLE_NOISE, EXAMPLE_DRAWS = 0.1, 2
 """Noise of made-up rows in units of the standard deviation of calibration samples, and random rows per dimension."""
 
@@ -57,20 +76,30 @@ def restore_projection(
     config: Mapping[str, Any], tensors: Tensors, *, projection: nn.Module | None = None
 ) -> nn.Module:
     """Return a stored projection: of an architecture of kcal, or the caller's own."""
-    if projection is None:
-        dtype = next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), torch.float32)
-        with torch.device("meta"):
-            sizes = config["n_features"], config["dimension"]
-            projection = new_projection(config["architecture"], *sizes, str(dtype).removeprefix("torch."))
-    return load_tensors(projection, tensors)
+    architecture, like = config["architecture"], next(filter(torch.is_floating_point, tensors.values()), torch.empty(0))
+    if (projection is None) == (architecture == OWN_MODULE):
+        expected, remedy = f'is not needed: "{architecture}" is stored whole', "Leave it out."
+        if projection is None:
+            expected = "is needed: the projection is a module of your own, of which only the tensors are stored"
+            remedy = "Build the module again and pass it: kcal.load(path, projection=module)."
+        raise LoadArgumentError("projection", expected, remedy=remedy)
+    if projection is not None:
+        return load_tensors(frozen_copy(projection, like), tensors)
+    with torch.device("meta"):
+        return load_tensors(
+            build_projection(architecture, config["n_features"], config["dimension"]).to(like.dtype), tensors
+        )
 
 
 class KernelModel(CalibrationModel):
     """The projection, the projected samples sorted by class, the bandwidth and the reference of the evidence.
 
-    It is a part of other models, which make probabilities of its class sums.
+    Base class of the models of KCal and its blend, which make probabilities of class sums.
     """
 
+    holds_samples = True
+    max_block_entries: ClassVar[int] = MAX_SUMS
+    shares_blocks: ClassVar[bool] = False
     projection: nn.Module = submodule(restore_projection)  # Π
     points: torch.Tensor = buffer("n_points", "dimension", dtype=None)  # sorted by class
     codes: torch.Tensor = buffer("n_points", dtype=torch.int64)  # class of each point
@@ -83,6 +112,8 @@ class KernelModel(CalibrationModel):
     bandwidth: float = option()
     kernel: str = option()
     compression: Compression | None = option(None)  # if the points are not single samples
+    frequencies: torch.Tensor = buffer("n_classes")  # that the probabilities assume without a prior
+    prior: torch.Tensor | None = buffer("n_classes", optional=True)  # class frequencies of deployment
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
@@ -139,9 +170,48 @@ class KernelModel(CalibrationModel):
             return projected
         return project(self.projection, rows)
 
-    def class_sums(self, embeddings: torch.Tensor) -> ClassSums:
-        """Return the class sums of embeddings, (1, n_classes, n)."""
-        return self.prepared.class_sums(self.project(embeddings))
+    @abstractmethod
+    def log_probs(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), of class sums, points, (n, d), rows, (n, h), and logits."""
+
+    def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what the projection works on, (n, h)."""
+        return as_embeddings(embeddings)
+
+    def class_sums(
+        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None
+    ) -> tuple[ClassSums, torch.Tensor, torch.Tensor]:
+        """Return the class sums of rows, (1, n_classes, n), their points, (n, d), and the rows, (n, h)."""
+        rows = self.rows(embeddings, logits)
+        points = self.project(rows)
+        return self.prepared.class_sums(points), points, rows
+
+    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes)."""
+        return self.log_probs(*self.class_sums(embeddings, logits), logits)
+
+    def with_evidence(
+        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
+        sums, points, rows = self.class_sums(embeddings, logits)
+        return self.log_probs(sums, points, rows, logits), self.evidence(sums, rows)
+
+    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the evidence of each row, (n,)."""
+        sums, _, rows = self.class_sums(embeddings, logits)
+        return self.evidence(sums, rows)
+
+    @property
+    def evidence_step(self) -> float:  # type: ignore[override]
+        """Difference that one calibration sample more or less makes to the evidence, at most."""
+        return 2.0 / max(len(self.log_densities), 1)
+
+    def entries_per_row(self) -> int:
+        """Return the number of class sums of a row."""
+        return self.n_classes
 
     def log_density(self, sums: ClassSums) -> torch.Tensor:
         """Return the log density of the calibration set, (n,), from class sums."""
@@ -154,7 +224,7 @@ class KernelModel(CalibrationModel):
         return evidence_share(self.log_density(sums), lengths, self.log_densities, self.log_lengths)
 
     def with_support(self, support: SortedSupport, **values: Any) -> Self:
-        """Return the estimate with other points and other ``values``, without a reference of the evidence."""
+        """Return the model with other points and other ``values``, without a reference of the evidence."""
         points = support_values(support, compares_lengths=self.log_lengths is not None)
         return self.changed(**{**points, **values})
 
@@ -208,62 +278,65 @@ def support_values(support: SortedSupport, *, compares_lengths: bool) -> dict[st
     return {name: getattr(support, name) for name in names} | {"compression": None, **reference}
 
 
-class SupportModel(CalibrationModel):
-    """Base class of the models with a kernel density estimate over calibration samples, which have evidence."""
+class KCalModel(KernelModel):
+    """Class probabilities from a kernel density estimate."""
 
-    holds_samples = True
-    max_block_entries: ClassVar[int] = MAX_SUMS
-    shares_blocks: ClassVar[bool] = False
-    estimate: KernelModel = submodule(KernelModel.from_state)
-    frequencies: torch.Tensor = buffer("n_classes")  # that the probabilities assume without a prior
-    prior: torch.Tensor | None = buffer("n_classes", optional=True)  # class frequencies of deployment
+    smoothing: float | None = option(None)
+    inputs: str = option("embeddings")  # what the projection works on; of "logits" the log-softmax
 
-    @abstractmethod
-    def log_probs(
-        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes), of class sums, points, (n, d), rows, (n, h), and logits."""
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        if self.smoothing is not None:
+            check_number(self.smoothing, "smoothing", minimum=0, maximum=1)
+        self.even_share = 1 / (self.n_samples + 2) if self.smoothing is None else self.smoothing
 
     def rows(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return what the projection works on, (n, h)."""
-        return as_embeddings(embeddings)
+        if self.inputs != "logits":
+            return super().rows(embeddings)
+        return bounded_log_softmax(unchecked_logits(required(logits, "logits"), "logits"))
 
-    def _sums(
-        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None
-    ) -> tuple[ClassSums, torch.Tensor, torch.Tensor]:
-        """Return the class sums of rows, their points, (n, d), and the rows, (n, h)."""
-        rows = self.rows(embeddings, logits)
-        points = self.estimate.project(rows)
-        return self.estimate.prepared.class_sums(points), points, rows
+    def log_probs(
+        self, sums: ClassSums, points: torch.Tensor, rows: torch.Tensor, logits: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return log-probabilities, (n, n_classes), of class sums."""
+        return self.corrected(sums.posteriors()[0]).log()
 
-    def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes)."""
-        return self.log_probs(*self._sums(embeddings, logits), logits)
+    def attribute(
+        self, embeddings: torch.Tensor | None, logits: torch.Tensor | None, probs: torch.Tensor, k: int
+    ) -> dict[str, Any]:
+        """Return the shares of samples, smoothing and prior in ``probs``, (n, n_classes) in float64, of rows."""
+        points, even = self.project(self.rows(embeddings, logits)), self.even_share / probs.shape[1]
+        by_samples = torch.where(probs > (1 + ROUNDING) * even, probs - even, 0.0)
+        parts = {"smoothing": torch.full_like(probs, even)}
+        if self.prior is not None:
+            posteriors = self.prepared.posteriors(points)[0].cpu()
+            reached = (posteriors[:, self.prior.cpu() > 0] > 0).any(dim=1, keepdim=True)
+            parts["prior"] = torch.where(reached, 0.0, by_samples)
+            by_samples = torch.where(reached, by_samples, 0.0)
+        return attribute(Contributions(self.prepared, points), by_samples, k, parts)
 
-    def with_evidence(
-        self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities, (n, n_classes), and evidence, (n,), from the same class sums."""
-        sums, points, rows = self._sums(embeddings, logits)
-        return self.log_probs(sums, points, rows, logits), self.estimate.evidence(sums, rows)
+    def corrected(self, posteriors: torch.Tensor) -> torch.Tensor:
+        """Return posteriors, (n, n_classes), corrected for the prior and smoothed."""
+        return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.even_share)
 
-    def evidence_of(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the evidence of each row, (n,)."""
-        sums, _, rows = self._sums(embeddings, logits)
-        return self.estimate.evidence(sums, rows)
+    def leave_one_out_probs(self, groups: torch.Tensor | None) -> torch.Tensor:
+        """Return probabilities of each support sample given the others (other groups), in the order of the fit."""
+        kernel = get_kernel(self.kernel)
+        return self.corrected(leave_out_posteriors(self.support, self.bandwidth, kernel=kernel, keys=groups))
 
-    @property
-    def evidence_step(self) -> float:  # type: ignore[override]
-        """Difference that one calibration sample more or less makes to the evidence, at most."""
-        return 2.0 / max(len(self.estimate.log_densities), 1)
-
-    def entries_per_row(self) -> int:
-        """Return the number of class sums of a row."""
-        return self.estimate.n_classes
-
-    def prepare(self) -> None:
-        """Compute what predictions share, before they are traced."""
-        self.estimate.prepare()
+    def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
+        """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
+        support = self.support
+        rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
+        rule = leave_out_rule(support, groups).select(rows)
+        probs = self.corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
+        codes = support.codes[rows]
+        log_weights = torch.zeros(len(rows)) if support.log_weights is None else support.log_weights[rows].cpu()
+        shares = torch.softmax(log_weights.double(), dim=0)
+        correct = (probs.argmax(dim=1) == codes).cpu().double()
+        own = probs.gather(1, codes[:, None]).squeeze(1)
+        return float(shares @ correct), mean_log_loss(torch.log(own).cpu(), log_weights)
 
 
 def reference_rows(support: SortedSupport) -> torch.Tensor:
@@ -300,14 +373,19 @@ def as_embeddings(embeddings: torch.Tensor | None) -> torch.Tensor:
     return rows.to(computing_dtype(rows.dtype))
 
 
-def example_rows(model: SupportModel, n_rows: int, n_features: int) -> torch.Tensor:
+def bounded_log_softmax(rows: torch.Tensor) -> torch.Tensor:
+    """Return the log-softmax of logits, (n, n_columns), bounded below."""
+    wide = rows if rows.device.type == "mps" else rows.double()
+    return torch.log_softmax(wide, dim=1).clamp_min(LOWEST_LOG_PROB).to(rows.dtype)
+
+
+def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tensor:
     """Return made-up rows, (n_rows, n_features), that the projection maps among the support points.
 
     The rows of the fit are not stored: random rows are regressed on their projections, and the regression is applied to
     places near support points. Where the projection ignores lengths, they get lengths of calibration samples.
     """
-    estimate = model.estimate
-    points, projection = estimate.support.points[estimate.support.counted].cpu(), deepcopy(estimate.projection).cpu()
+    points, projection = model.support.points[model.support.counted].cpu(), deepcopy(model.projection).cpu()
     generator = torch.Generator().manual_seed(0)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -323,9 +401,32 @@ def example_rows(model: SupportModel, n_rows: int, n_features: int) -> torch.Ten
     centred = (projected - projected.mean(dim=0)).double()
     slopes = torch.linalg.pinv(centred.T @ centred, hermitian=True) @ (centred.T @ drawn.double())
     rows: torch.Tensor = drawn.mean(dim=0) + ((targets - projected.mean(dim=0)).double() @ slopes).to(drawn)
-    if estimate.log_lengths is not None:
-        lengths = estimate.log_lengths.cpu().exp()
+    if model.log_lengths is not None:
+        lengths = model.log_lengths.cpu().exp()
         order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
         middle = (0.25 + 0.5 * order / n_rows) * (len(lengths) - 1)  # the middle half
         rows = nn.functional.normalize(rows, dim=1) * lengths[middle.long()][:, None].to(rows)
     return rows
+
+
+def check_bandwidth(bandwidth: Any, reference: Any) -> None:
+    """Raise if a bandwidth is not "cv", "published", "rule" (which needs a reference) or a positive number."""
+    is_rule = isinstance(bandwidth, str) and bandwidth == "rule"
+    if is_rule and reference is None:
+        raise InvalidInputError("bandwidth", '"rule" needs bandwidth_reference=(b, size of the rarest class)')
+    if reference is not None and not is_rule:
+        raise InvalidInputError("bandwidth_reference", 'has an effect only with bandwidth="rule"', got=shown(reference))
+    if not (isinstance(bandwidth, str) and bandwidth in ("cv", "published", "rule")):
+        expected = 'must be "cv", "published", "rule" or a positive number'
+        check_number(bandwidth, "bandwidth", minimum=sys.float_info.min, expected=expected)
+
+
+def check_positive_pair(pair: Any, name: str) -> None:
+    """Raise if a pair is neither None nor a tuple or list of two positive numbers."""
+    if pair is None:
+        return
+    expected = "must be a pair of two positive, finite numbers"
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise InvalidInputError(name, expected, got=shown(pair))
+    for entry in pair:
+        check_number(entry, name, minimum=sys.float_info.min, expected=expected)

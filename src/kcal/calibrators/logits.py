@@ -21,19 +21,14 @@ from sklearn.utils.validation import check_is_fitted
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
     REPRESENTATIONS,
-    Buffer,
     CalibrationModel,
     Calibrator,
-    CalibratorState,
-    Option,
     Prediction,
-    check_two_parts,
-    contains_rows,
-    example_logits,
     option,
 )
 from kcal.calibrators.class_scores import sort_classes, unsort_classes
 from kcal.calibrators.fit_warnings import warn_few_samples, warn_known_rows, warn_missing_classes, warn_without_errors
+from kcal.calibrators.state import CalibratorState
 from kcal.calibrators.temperature_prior import scaled_network
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import with_gradients
@@ -50,6 +45,7 @@ from kcal.validation import (
     column_names,
     raise_where,
     require_two_columns,
+    row_fingerprints,
     table_classes,
     unchecked_logits,
     warn_probabilities,
@@ -103,12 +99,10 @@ class LogitModel(CalibrationModel):
 
     def summary(self) -> dict[str, str]:
         """Return the numbers of the model, its options and the part of the network in it, for display."""
-        buffers = {name: set(entry.shape) for name, entry in self.fields.items() if isinstance(entry, Buffer)}
-        ranges = {name for name, lengths in buffers.items() if lengths <= {"n_classes", 3}}
+        ranges = {name for name, entry in self.fields.items() if set(entry.shape or ()) <= {"n_classes", 3}}
         entries: dict[str, Any] = dict(self.named_buffers())
         entries = {name: value for name, value in entries.items() if value.ndim == 0 or name in ranges}
-        options = {name: getattr(self, name) for name, entry in self.fields.items() if isinstance(entry, Option)}
-        entries |= {name: self.sizes[name] for name in LENGTHS if name in self.sizes} | options
+        entries |= {name: self.sizes[name] for name in LENGTHS if name in self.sizes} | self.options
         texts = {name.rpartition(".")[2].removeprefix("n_"): _show(value) for name, value in entries.items()}
         share, temperature = texts.pop("network_share"), texts.pop("network_temperature")
         if self.network_share:
@@ -139,7 +133,6 @@ class LogitCalibrator(Calibrator):
     representation: str = "logits"
     seed: int = 0
     model_: Any = field(init=False)
-    logit_names_in_: NDArray[np.object_] = field(init=False)  # of a method on embeddings and logits
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -196,8 +189,9 @@ class LogitCalibrator(Calibrator):
         with threads_for(size):
             model = self._fit_model(samples, **options)
             network = scaled_network(samples.logits, samples.codes, samples.weights) if self._pools_network else {}
-        self._remember(rows if embeddings is None else samples.embeddings)
-        self.logit_names_in_ = np.array(column_names(logits), dtype=object)
+        self._fingerprints = np.sort(row_fingerprints(rows if embeddings is None else samples.embeddings))
+        if embeddings is not None:
+            self.logit_names_in_ = np.array(column_names(logits), dtype=object)
         self.model_, self.classes_ = model.changed(representation=self.representation, **network), labels
         return self
 
@@ -228,7 +222,7 @@ class LogitCalibrator(Calibrator):
         else:
             embeddings, scores = rows, self._check_logits(logits, rows, self.classes_)
             if model.holds_samples:
-                warn_known_rows(contains_rows(self._fingerprints, rows))
+                warn_known_rows(self._fingerprints, rows)
         warn_probabilities(scores, model.representation)
         with torch.no_grad():
             return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
@@ -245,15 +239,11 @@ class LogitCalibrator(Calibrator):
     def _representation(self, *, fitting: bool = False) -> str:
         return self.representation if fitting else self.model_.representation
 
-    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {"logit_names": self.logit_names_in_}, {}
-
     def _restore_fit(self, state: CalibratorState, model: LogitModel, classes: NDArray[Any]) -> None:
         n_columns = self.n_features_in_ if self.inputs == "logits" else len(classes)
         if n_columns != len(classes) and (n_columns, len(classes)) != (1, 2):
             raise FileFormatError(f"{n_columns} columns are stored for {len(classes)} classes.")
         check_choice(model.representation, "representation", REPRESENTATIONS)
-        self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
         super()._restore_fit(state, model, classes)
 
 
@@ -314,6 +304,21 @@ def required(rows: torch.Tensor | None, name: str) -> torch.Tensor:
     if rows is None:
         raise InvalidInputError(name, "are needed by this module", got="None")
     return rows
+
+
+def check_two_parts(samples: Samples) -> None:
+    """Raise if there are not two samples, or groups, of which one is predicted from the other."""
+    if samples.n_parts < 2:
+        name, unit = ("X", "samples") if samples.groups is None else ("groups", "groups")
+        raise InvalidInputError(name, f"must hold at least two {unit} of positive weight", got=f"1 {unit[:-1]}")
+
+
+def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
+    """Return random logits, (n_rows, n_columns), or probabilities; one column is that of the second of two classes."""
+    logits = 3.0 * torch.randn(n_rows, n_columns, generator=torch.Generator().manual_seed(0))
+    if representation == "logits":
+        return logits
+    return torch.sigmoid(logits) if n_columns == 1 else torch.softmax(logits, dim=1)
 
 
 def check_logits(

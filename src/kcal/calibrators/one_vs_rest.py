@@ -12,7 +12,6 @@ scaling-binning   g(s) = (1/n_b)·Σ_{i∈b} p_ik(T),   p(T) = softmax(z / T),  
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -36,6 +35,7 @@ from kcal.calibrators.class_scores import (
 from kcal.calibrators.logits import MAX_BINS, MAX_PENALTY, LogitCalibrator, LogitModel
 from kcal.calibrators.solvers import minimise
 from kcal.calibrators.temperature_prior import fit_temperature
+from kcal.errors import without_warnings
 from kcal.samples import Floats, Samples, stratified_folds
 from kcal.validation import ALMOST_ZERO, check_choice, check_integer, check_number, parameter
 
@@ -71,8 +71,7 @@ def one_vs_rest(calibrator: Any, samples: Samples, fit_map: FitMap, *, scale: bo
     losses = {True: 0.0, False: 0.0}
     for shared, fold in product(losses, range(SHARING_FOLDS)):
         inside, outside = (samples.select(np.flatnonzero(rows)) for rows in (folds != fold, folds == fold))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the fit to all samples warns
+        with without_warnings():  # the fit to all samples warns
             log_probs = fit(inside, shared=shared).log_probs(outside.logits).numpy()
         losses[shared] -= float(outside.weights @ log_probs[np.arange(len(outside)), outside.codes])
     return fit(samples, shared=losses[True] <= losses[False])

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, log
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthLaw, fit_bandwidth_law, size_of_rarest_class
-from kcal.samples import Samples, log_weights, named_groups, relative_weights
+from kcal.samples import Samples, code_groups, log_weights, named_groups, relative_weights
 from kcal.validation import (
     check_flag,
     check_groups,
@@ -33,8 +33,11 @@ from kcal.validation import (
     to_array,
 )
 
+if TYPE_CHECKING:
+    from kcal.calibrators.kernel_calibrator import KernelCalibrator
+
 Index = NDArray[np.int64]
-Columns = dict[str, NDArray[Any]]
+Columns = dict[str, Any]
 
 MAX_COUNT = 10**12
 EARLY_SAMPLES, EARLY_GROWTH = 200, 1.1
@@ -217,10 +220,10 @@ class Counters:
 class SampleTable:
     """The samples of a calibrator while they change, one row each in the order of their arrival.
 
-    Columns are arrays with room to grow: "codes", "log_weights" (as given; growing with half-lives), "log_lengths",
-    "fingerprints", "embeddings" (projected) and the "logits" of a blend. New rows are appended; a mask tells which are
-    the latest of their ids. Rows that no longer count are left out when the arrays are copied: by ``prune``. Whoever
-    reads or changes the table holds ``lock``; ``building`` is held by the thread that builds a model.
+    Columns are arrays with room to grow: "ids", "groups", "codes", "log_weights" (as given; growing with half-lives),
+    "log_lengths", "fingerprints", "embeddings" (projected) and the "logits" of a blend. New rows are appended;
+    ``row_of`` has the latest of each id. Rows that no longer count are left out when the arrays are copied: by
+    ``prune``. Whoever reads or changes the table holds ``lock``; the thread that builds a model holds ``building``.
     """
 
     def __init__(
@@ -236,32 +239,35 @@ class SampleTable:
         self.counters, self.version, self.keeps_zero_weights = counters, version, keeps_zero_weights
         self.other_fingerprints = other_fingerprints  # of rows of the fit that are not samples
         self.author = threading.get_ident()  # thread of the latest change
-        ids = samples.indices if samples.ids is None else samples.ids
-        self.ids: list[Any] = ids.tolist()
-        self.groups: list[Any] | None = None if samples.group_names is None else samples.group_names.tolist()
-        numbers = ("codes", "log_weights", "log_lengths", "fingerprints")
-        self.columns: Columns = {name: getattr(samples, name).copy() for name in numbers}
-        for name in ("embeddings", "logits"):
-            if getattr(samples, name) is not None:
-                self.columns[name] = getattr(samples, name).cpu().numpy().copy()
+        columns = {name: getattr(samples, name) for name in ("codes", "log_weights", "log_lengths", "fingerprints")}
+        rows = {"embeddings": samples.embeddings, "logits": samples.logits}
+        columns |= {name: part.cpu().numpy() for name, part in rows.items() if part is not None}
+        names = {"ids": samples.indices if samples.ids is None else samples.ids, "groups": samples.group_names}
+        columns |= {name: np.array(part.tolist(), dtype=object) for name, part in names.items() if part is not None}
+        self.columns: Columns = {name: column.copy() for name, column in columns.items()}
         self._set_classes(samples.classes)
-        self._index()
+        self.n_rows = len(samples)
+        self.row_of: dict[Any, int] = {name: row for row, name in enumerate(self.ids)}
+
+    @property
+    def ids(self) -> list[Any]:
+        """Identifiers of all rows, those that were replaced included until ``prune``."""
+        return list(self.columns["ids"][: self.n_rows])
 
     def samples(self, updates: Updates) -> Samples:
         """Return the samples that count, with their points as embeddings; raise if none has a positive weight."""
         self.prune(updates)
-        columns: dict[str, Any] = {name: column[: len(self.ids)].copy() for name, column in self.columns.items()}
+        columns = {name: column[: self.n_rows].copy() for name, column in self.columns.items()}
         columns |= {name: torch.from_numpy(columns[name]) for name in ("embeddings", "logits") if name in columns}
-        seen = dict[Any, int]()
-        groups = self.groups and [seen.setdefault(name, len(seen)) for name in self.groups]
+        columns |= {name: to_array(columns[name].tolist(), name) for name in ("ids", "groups") if name in columns}
+        names = columns.pop("groups", None)
         return Samples(
             **columns,
             classes=self.classes,
             weights=relative_weights(columns["log_weights"]),
-            groups=None if groups is None else np.array(groups, dtype=np.int64),
-            group_names=None if self.groups is None else to_array(self.groups, "groups"),
-            ids=to_array(self.ids, "ids"),
-            indices=np.full(len(self.ids), -1),
+            groups=None if names is None else code_groups(names),
+            group_names=names,
+            indices=np.full(self.n_rows, -1),
         )
 
     def rows_of(self, ids: Sequence[Any]) -> Index:
@@ -288,27 +294,21 @@ class SampleTable:
         """Add samples; one with a known id replaces the earlier sample."""
         n_new, clock = len(labels), self.counters.clock
         next_id = self.counters.next_id
-        known = self.ids if next_id <= 2**63 else [next_id - 1]  # once an id is that large, none is negative
+        known = self.columns["ids"][: self.n_rows]
+        known = known if next_id <= 2**63 else [next_id - 1]  # once an id is that large, none is negative
         names = _of_one_kind(self._new_ids(n_new) if ids is None else ids, known, "ids")
         weights = log_weights(sample_weight, n_new)
         given = self._check_groups(groups, n_new)
         if updates.half_life is not None:
             weights += (np.arange(1, n_new + 1) + clock) * (log(2.0) / updates.half_life)
-        columns |= {"codes": self._encode(labels), "log_weights": weights}
-        if len(self.ids) + n_new > len(self.current):
+        columns |= {"ids": names, "groups": given, "codes": self._encode(labels), "log_weights": weights}
+        if self.n_rows + n_new > len(self.columns["codes"]):
             self.prune(updates)
-            self._reserve(len(self.ids) + n_new)
-        start, stop = len(self.ids), len(self.ids) + n_new
+            self._reserve(self.n_rows + n_new)
+        start, self.n_rows = self.n_rows, self.n_rows + n_new
         for name, column in self.columns.items():
-            column[start:stop] = columns[name]
-        for row, name in enumerate(names, start):
-            if name in self.row_of:
-                self.current[self.row_of[name]] = False
-            self.row_of[name] = row
-        self.current[start:stop] = True
-        self.ids.extend(names)
-        if self.groups is not None:
-            self.groups.extend(given)
+            column[start : self.n_rows] = columns[name]
+        self.row_of.update(zip(names, range(start, self.n_rows), strict=True))
         next_id = max(next_id + n_new, max(_integers(names), default=0) + 1)
         self._count(n_new, next_id=next_id, clock=clock + n_new)
 
@@ -324,13 +324,13 @@ class SampleTable:
         """Remove samples and every trace of them, and of those that left before; return classes without a sample."""
         self.prune(updates)
         before = self._labels()
-        self._keep(np.delete(np.arange(len(self.ids)), self.rows_of(ids)))
+        self._keep(np.delete(np.arange(self.n_rows), self.rows_of(ids)))
         self._count(len(ids))
         return self._lost(before)
 
     def prune(self, updates: Updates) -> None:
         """Keep the latest sample of each id, and of these the latest of each class and of all, as ``updates`` says."""
-        rows = np.flatnonzero(self.current)
+        rows = np.sort(np.fromiter(self.row_of.values(), dtype=np.int64, count=len(self.row_of)))
         if not self.keeps_zero_weights:
             rows = rows[self.columns["log_weights"][rows] > -np.inf]
         if updates.max_per_class is not None:
@@ -342,24 +342,16 @@ class SampleTable:
 
     def _keep(self, rows: Index) -> None:
         """Copy some rows to new arrays: nothing of the others is left."""
-        if len(rows) == len(self.ids):
-            return
-        self.columns = {name: column[rows] for name, column in self.columns.items()}
-        self.ids = [self.ids[row] for row in rows.tolist()]
-        self.groups = None if self.groups is None else [self.groups[row] for row in rows.tolist()]
-        self._index()
-
-    def _index(self) -> None:
-        self.row_of = {name: row for row, name in enumerate(self.ids)}
-        self.current = np.ones(len(self.ids), dtype=np.bool_)
+        if len(rows) < self.n_rows:
+            self.columns = {name: column[rows] for name, column in self.columns.items()}
+            self.n_rows = len(rows)
+            self.row_of = {name: row for row, name in enumerate(self.ids)}
 
     def _reserve(self, n_rows: int) -> None:
         """Make room for rows and as many more; what is not used holds zeros, so that no other memory shows."""
-        columns = {**self.columns, "current": self.current}
-        for name, column in columns.items():
-            columns[name] = np.zeros((max(2 * n_rows, MIN_ROWS), *column.shape[1:]), dtype=column.dtype)
-            columns[name][: len(self.ids)] = column[: len(self.ids)]
-        self.current, self.columns = columns.pop("current"), columns
+        for name, column in self.columns.items():
+            self.columns[name] = np.zeros((max(2 * n_rows, MIN_ROWS), *column.shape[1:]), dtype=column.dtype)
+            self.columns[name][: self.n_rows] = column[: self.n_rows]
 
     def _count(self, n_changed: int, **counters: Any) -> None:
         self.counters = replace(self.counters, n_updates=self.counters.n_updates + n_changed, **counters)
@@ -384,24 +376,25 @@ class SampleTable:
 
     def _labels(self) -> set[Any]:
         """Return the classes that have samples."""
-        return set(self.classes[np.unique(self.columns["codes"][: len(self.ids)])].tolist())
+        return set(self.classes[np.unique(self.columns["codes"][: self.n_rows])].tolist())
 
     def _lost(self, before: set[Any]) -> list[Any]:
         after = self._labels()
         return sorted(before - after) if after else []
 
     def _check_groups(self, groups: Any, n: int) -> list[Any]:
-        if (groups is None) != (self.groups is None):
+        if (groups is None) == ("groups" in self.columns):
             expected = "are needed, as in the fit" if groups is None else "must be left out, as in the fit"
             raise InvalidInputError("groups", expected)
-        if self.groups is None:
+        if groups is None:
             return []
         check_groups(groups, n)
-        return _of_one_kind(named_groups(groups).tolist(), self.groups, "groups")
+        return _of_one_kind(named_groups(groups).tolist(), self.columns["groups"][: self.n_rows], "groups")
 
     def _new_ids(self, n: int) -> list[Any]:
         """Return ids for new samples: the next integers, as text if the other ids are text."""
-        text, number, names = bool(self.ids) and isinstance(self.ids[-1], str), self.counters.next_id, list[Any]()
+        text = self.n_rows > 0 and isinstance(self.columns["ids"][self.n_rows - 1], str)
+        number, names = self.counters.next_id, list[Any]()
         while len(names) < n:
             name: Any = str(number) if text else number
             if name not in self.row_of:
@@ -410,13 +403,60 @@ class SampleTable:
         return names
 
 
+def is_current(fit: Any, table: SampleTable, *, search: bool) -> bool:
+    """Return whether a fit is of the present samples and, with ``search``, no search is due."""
+    return fit.version == table.version and not (search and fit.is_search_due)
+
+
+def check_given_classes(classes: Any, table: SampleTable, labels: NDArray[Any]) -> None:
+    """Raise if classes of ``partial_fit`` are not known; a class that appears in the labels is added by itself."""
+    if classes is None:
+        return
+    known = set(table.code_of) | set(labels.tolist())
+    unknown = [label for label in collect_classes([], classes).tolist() if label not in known]
+    if unknown:
+        expected = "must be those of the first call; a class that appears in y is added by itself"
+        raise InvalidInputError("classes", expected, got=repr(unknown[0]))
+
+
+@dataclass(frozen=True)
+class OnlineState:
+    """What there is to know before samples of a fitted calibrator change."""
+
+    has_own_ids: bool  # whether the fit was given ids; otherwise samples are known by the numbers of their rows
+    has_groups: bool  # whether the samples have groups: new ones need them too
+    is_search_due: bool  # whether the latest model waits for a search, which ``refresh`` makes
+
+
+def online_state(calibrator: KernelCalibrator) -> OnlineState:
+    """Return the state of a fitted calibrator; raise if its samples cannot be updated."""
+    fit = calibrator._built()
+    has_groups = calibrator._samples_of(fit).groups is not None
+    return OnlineState(fit.counters.own_ids, has_groups, fit.is_search_due)
+
+
+def online_ids(calibrator: KernelCalibrator) -> list[Any]:
+    """Return the ids of the samples after all updates, in the order of their arrival."""
+    table = calibrator._open_table()
+    with table.lock:
+        table.prune(check_updates(calibrator.updates))
+        return list(table.ids)
+
+
+def online_samples(calibrator: KernelCalibrator) -> Samples:
+    """Return the samples after all updates, in the order of their arrival; their ``embeddings`` are projected."""
+    table = calibrator._open_table()
+    with table.lock:
+        return table.samples(check_updates(calibrator.updates))
+
+
 def _integers(names: Sequence[Any]) -> list[int]:
     return [name for name in names if isinstance(name, int)]
 
 
-def _of_one_kind(names: Sequence[Any], known: Sequence[Any], parameter_name: str) -> list[Any]:
+def _of_one_kind(names: Sequence[Any], known: Any, parameter_name: str) -> list[Any]:
     """Return names; raise if they are text and the known ones are not, or if no type holds the numbers of both."""
-    is_text = isinstance(known[0] if known else names[0], str)
+    is_text = isinstance(known[0] if len(known) else names[0], str)
     if any(isinstance(name, str) != is_text for name in names):
         expected = f"must be {'text' if is_text else 'numbers'}, as before"
         raise InvalidInputError(parameter_name, expected, got=repr(names[0]))

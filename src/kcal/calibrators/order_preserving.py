@@ -24,9 +24,9 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import Tags, Tensors, check_two_parts, fitted, load_tensors, option, submodule
+from kcal.calibrators.base import Tags, Tensors, fitted, load_tensors, option, submodule
 from kcal.calibrators.class_scores import MIN_LOG_PROB, places, rank_of_label, sort_classes, unsort_classes
-from kcal.calibrators.logits import LogitCalibrator, LogitModel
+from kcal.calibrators.logits import LogitCalibrator, LogitModel, check_two_parts
 from kcal.calibrators.solvers import loss_of_parameters, minimise
 from kcal.calibrators.temperature_prior import fit_temperature
 from kcal.progress import Advance, progress_bar

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from kcal.calibrators.base import Calibrator
-from kcal.calibrators.kernel_calibrator import online_state
+from kcal.calibrators.online import online_state
 from kcal.embeddings import ClassifierOutputs
 from kcal.embeddings.read import shorten
 from kcal.errors import InvalidInputError

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial, singledispatch
 from typing import Any
 
-from kcal.calibrators.base import Calibrator, CalibratorState
+from kcal.calibrators.base import Calibrator
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.gp import GaussianProcessCalibration
@@ -37,6 +37,7 @@ from kcal.calibrators.scaling import (
     VectorScaling,
 )
 from kcal.calibrators.spline import SplineCalibration
+from kcal.calibrators.state import CalibratorState
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.validation import check_choice, shown
 

@@ -6,7 +6,6 @@ River need not be installed; where it is, the class is one of its classifiers.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from sklearn.base import clone
 
 from kcal.calibrators.base import Calibrator
 from kcal.calibrators.kcal import KCal
-from kcal.errors import InvalidInputError, KcalWarning
+from kcal.errors import InvalidInputError, without_warnings
 from kcal.validation import check_integer, shown
 
 if TYPE_CHECKING:
@@ -84,8 +83,7 @@ class RiverCalibrator(Classifier):
         self._waiting.append((row, y, w))
         if len(self._waiting) >= self.warm_up and len(self._counts) > 1:
             rows, labels, weights = zip(*self._waiting, strict=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", KcalWarning)  # a stream begins with few samples
+            with without_warnings():  # a stream begins with few samples
                 self._model.fit(np.stack(rows), list(labels), sample_weight=list(weights))
             self._waiting = []
 

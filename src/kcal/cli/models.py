@@ -260,7 +260,7 @@ def compress(
     given = (size is not None) + (max_loss_increase is not None)
     check_options((given != 1, "--size or --max-loss-increase must be given, and not both."))
     share = None if size is None else parse_value(size)
-    kcal.calibrators.compress.check_target(share, max_loss_increase)
+    kcal.calibrators.compress.size_rule(share, max_loss_increase)
     calibrator: Any = kcal.persistence.load_calibrator(model)
     if not calibrator.tags.has_support:
         raise kcal.InvalidInputError(str(model), f"is of method {calibrator.method}, which has no support to compress")

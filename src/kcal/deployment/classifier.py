@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score
 from torch import nn
 
 from kcal.calibrators import (
@@ -26,6 +27,7 @@ from kcal.calibrators import (
     predict_on,
     update_on,
 )
+from kcal.calibrators.state import below
 from kcal.deployment.export import (
     MIN_LOGIT,
     TOLERANCE,
@@ -270,6 +272,15 @@ class CalibratedClassifier(nn.Module):
         labels: NDArray[Any] = calibrator.classes_[probs.argmax(axis=1)]
         return labels
 
+    def score(self, data: Source, y: Any = None, sample_weight: Any = None) -> float:
+        """Return the accuracy on labelled data; ``data`` and ``y`` as in :meth:`fit`."""
+        calibrator = self._fitted()[0]
+        classes = calibrator.classes_
+        samples = with_names(self._labelled(data, y, classes=classes, weights=sample_weight), classes)
+        with without_warnings(RepresentationWarning):  # the fit has warned
+            predicted = classes[predict_on(calibrator, samples).argmax(axis=1)]
+        return float(accuracy_score(samples.labels, predicted, sample_weight=samples.weights))
+
     def evidence(self, data: Source) -> NDArray[np.float32]:
         """Return the share of calibration samples with less evidence than each sample, (n,), from 0 to 1.
 
@@ -442,15 +453,13 @@ class CalibratedClassifier(nn.Module):
 
         A state of another network raises before anything is changed; that of an unfitted classifier has no calibrator.
         """
-
-        def below(name: str) -> dict[str, torch.Tensor]:
-            start = f"{prefix}{name}."
-            return {key.removeprefix(start): part for key, part in state_dict.items() if key.startswith(start)}
-
-        check_state(self.network, below("network"), strict=strict)
+        check_state(self.network, below(state_dict, f"{prefix}network."), strict=strict)
         state = state_dict.get(f"{prefix}_extra_state")
         if state is not None:
-            tensors = {name: part.detach().cpu().clone() for name, part in below("calibrated_head").items()}
+            tensors = {
+                name: part.detach().cpu().clone()
+                for name, part in below(state_dict, f"{prefix}calibrated_head.").items()
+            }
             calibrator = from_parts(state["header"], {**tensors, **state["tensors"]}, "The state dictionary")
             assert isinstance(calibrator, Calibrator)
             if self.options["head"] is None:

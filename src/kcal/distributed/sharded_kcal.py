@@ -20,8 +20,13 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from kcal.calibrators import calibrator_state
-from kcal.calibrators.kcal import check_bandwidth, check_positive_pair
-from kcal.calibrators.kernel_model import COMPARED_ROWS, evidence_share, reference_rows
+from kcal.calibrators.kernel_model import (
+    COMPARED_ROWS,
+    check_bandwidth,
+    check_positive_pair,
+    evidence_share,
+    reference_rows,
+)
 from kcal.calibrators.prior import apply_prior, check_prior, check_prior_reaches, smooth
 from kcal.distributed.engine import connect, count_workers
 from kcal.distributed.tables import NOT_FEATURES, Columns, find_files

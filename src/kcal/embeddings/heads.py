@@ -331,6 +331,7 @@ class LayerCall(NamedTuple):
     outputs: torch.Tensor  # (n, n_positions, n_classes)
     place: int  # among the calls of the layer in a forward pass
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def gives(self, logits: torch.Tensor) -> bool:
         """Return whether the output is the logits, (n, n_classes), at one position of each sample.
 
@@ -366,11 +367,11 @@ def recorded(layers: Mapping[str, nn.Module], *, n_rows: int | None = None) -> I
     """
     calls: dict[str, list[LayerCall]] = {name: [] for name in layers}
     counts = dict.fromkeys(layers, 0)
-    thread = threading.get_ident()
+    thread = this_thread()
 
     def hook(name: str) -> Callable[..., None]:
         def record(layer: nn.Module, inputs: tuple[Any, ...], *more: Any) -> None:
-            if threading.get_ident() != thread:  # torch may leave out ``named`` if this thread just removes the hook
+            if this_thread() != thread:  # torch may leave out ``named`` if this thread just removes the hook
                 return
             named, output = more
             rows = inputs[0] if inputs else named.get("input")
@@ -389,6 +390,12 @@ def recorded(layers: Mapping[str, nn.Module], *, n_rows: int | None = None) -> I
         for name, layer in layers.items():
             stack.callback(layer.register_forward_hook(hook(name), with_kwargs=True).remove)
         yield calls
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def this_thread() -> int:
+    """Return the number of the thread, which compiled code cannot ask for."""
+    return threading.get_ident()
 
 
 def by_position(tensor: torch.Tensor, spatial: bool) -> torch.Tensor:

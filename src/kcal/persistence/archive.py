@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,19 +26,11 @@ from safetensors.torch import save as safetensors_bytes
 from torch import nn
 
 from kcal.calibrators import Calibrator, CalibratorState, calibrator_from_state, calibrator_state
-from kcal.calibrators.base import LoadArgumentError, decode_classes, encode_classes
+from kcal.calibrators.kernel_model import restore_projection
+from kcal.calibrators.state import LoadArgumentError, below, decode_classes, encode_classes, from_json, to_json
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.files import check_path, write_whole
-from kcal.projection import (
-    OWN_MODULE,
-    TrainedProjection,
-    TrainingCurve,
-    architecture_of,
-    frozen_copy,
-    new_projection,
-    recipe_from_dict,
-    recipe_to_dict,
-)
+from kcal.projection import OWN_MODULE, Recipe, TrainedProjection, TrainingCurve, architecture_of
 from kcal.validation import check_device, shown
 
 METADATA = "kcal"
@@ -150,7 +141,7 @@ def from_parts(
     try:
         state = CalibratorState(header["method"], header["parameters"], header["values"], dict(tensors))
         if state.method == PROJECTION:
-            return restore_projection(state, **parts)
+            return trained_projection(state, **parts)
         return calibrator_from_state(state, **parts)
     except LoadArgumentError:
         raise
@@ -161,10 +152,10 @@ def from_parts(
 
 def to_metadata(header: str, tensors: Tensors) -> dict[str, str]:
     """Return the metadata of a file: the checksum and the header."""
-    return {METADATA: f"{checksum(header, tensors)}\n{header}"}
+    return {METADATA: f"{content_hash(header, tensors)}\n{header}"}
 
 
-def checksum(header: str, tensors: Tensors) -> str:
+def content_hash(header: str, tensors: Tensors) -> str:
     """Return the SHA-256 of a file's header and tensors, as hexadecimal text."""
     digest = hashlib.sha256()
     parts: list[bytes | memoryview] = [header.encode()]
@@ -240,41 +231,39 @@ def projection_state(trained: TrainedProjection) -> CalibratorState:
     """Return the content of a trained projection: its checkpoints, and how they were trained."""
     values: dict[str, Any] = {
         "checkpoints": [architecture_of(module) for module in trained.checkpoints],
-        "steps": list(trained.steps),
-        "curve": asdict(trained.curve),
-        "recipe": recipe_to_dict(trained.recipe),
+        "steps": trained.steps,
+        "curve": trained.curve,
+        "recipe": trained.recipe,
         "classes": encode_classes(trained.classes),
     }
     tensors = nn.ModuleList(trained.checkpoints).state_dict()
     fingerprints = torch.from_numpy(trained.fingerprints.view(np.int64))
-    return CalibratorState(PROJECTION, {}, values, {**tensors, "fingerprints": fingerprints})
+    return CalibratorState(PROJECTION, {}, to_json(values), {**tensors, "fingerprints": fingerprints})
 
 
-def restore_projection(state: CalibratorState, *, projection: nn.Module | None = None) -> TrainedProjection:
+def trained_projection(state: CalibratorState, *, projection: nn.Module | None = None) -> TrainedProjection:
     """Return the trained projection; ``projection`` is its module, if the architecture is not one of kcal's."""
-    values, tensors, curve = state.values, dict(state.tensors), state.values["curve"]
+    values, tensors = from_json(state.values), dict(state.tensors)
     architectures, steps, prints = values["checkpoints"], values["steps"], tensors.pop("fingerprints")
     if not (architectures and len(architectures) == len(steps) and all(type(step) is int for step in steps)):
         raise FileFormatError("the stored checkpoints and their steps are damaged.")
     if prints.dtype != torch.int64 or prints.ndim != 1:
         raise FileFormatError("the stored fingerprints are damaged.")
-    if (projection is None) == (architectures[0] == OWN_MODULE):
-        expected = "is needed: it is your own module" if projection is None else "is not needed: it is stored whole"
-        raise LoadArgumentError("projection", expected, remedy="Pass a module of its architecture, or leave it out.")
-    like = next(tensor for tensor in tensors.values() if tensor.is_floating_point())
-    if projection is not None:
-        modules = [frozen_copy(projection, like) for _ in architectures]
-    else:
-        dimension, n_features = tensors["0.reduce.weight"].shape
-        with torch.device("meta"):
-            dtype = str(like.dtype).removeprefix("torch.")
-            modules = [new_projection(name, n_features, dimension, dtype) for name in architectures]
-    nn.ModuleList(modules).load_state_dict(tensors, assign=projection is None)
+    if not isinstance(values["curve"], TrainingCurve) or not isinstance(values["recipe"], Recipe):
+        raise FileFormatError("the stored training is damaged.")
+    modules = []
+    for place, architecture in enumerate(architectures):
+        own = below(tensors, f"{place}.")
+        dimension, n_features = own["reduce.weight"].shape if architecture != OWN_MODULE else (0, 0)
+        config = {"architecture": architecture, "n_features": n_features, "dimension": dimension}
+        modules.append(restore_projection(config, own, projection=projection))
+    if len(nn.ModuleList(modules).state_dict()) != len(tensors):
+        raise FileFormatError("the stored tensors are not those of the checkpoints.")
     return TrainedProjection(
-        checkpoints=tuple(module.requires_grad_(False) for module in modules),
-        steps=tuple(steps),
-        curve=TrainingCurve(tuple(curve["steps"]), tuple(curve["losses"]), tuple(curve["learning_rates"])),
-        recipe=recipe_from_dict(values["recipe"]),
-        classes=decode_classes(values["classes"]),
+        checkpoints=tuple(modules),
+        steps=steps,
+        curve=values["curve"],
+        recipe=values["recipe"],
+        classes=decode_classes(state.values["classes"]),
         fingerprints=prints.numpy().view(np.uint64),
     )

@@ -12,7 +12,6 @@ from kcal.projection.modules import (
     ignores_length,
     log_lengths,
     needs_training,
-    new_projection,
     project,
 )
 from kcal.projection.recipes import (
@@ -21,8 +20,6 @@ from kcal.projection.recipes import (
     PaperRecipe,
     Recipe,
     get_recipe,
-    recipe_from_dict,
-    recipe_to_dict,
 )
 from kcal.projection.training import (
     TrainedProjection,
@@ -55,9 +52,6 @@ __all__ = [
     "ignores_length",
     "log_lengths",
     "needs_training",
-    "new_projection",
     "project",
-    "recipe_from_dict",
-    "recipe_to_dict",
     "train_projection",
 ]

@@ -165,12 +165,6 @@ def architecture_of(module: nn.Module) -> str:
     return next((name for name, kind in BUILT_IN.items() if type(module) is kind), OWN_MODULE)
 
 
-def new_projection(name: str, n_features: int, dimension: int, dtype: str) -> nn.Module:
-    """Return a frozen projection of an architecture of kcal, to be filled with the tensors of another one."""
-    module = build_projection(name, n_features, dimension)
-    return module.to(getattr(torch, dtype)).eval().requires_grad_(False)
-
-
 def check_dimension(dimension: Any) -> int | None:
     """Return the dimension, None for "auto"; raise if it is neither "auto" nor an integer within bounds."""
     if isinstance(dimension, str) and dimension == "auto":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from math import cos, pi, sqrt
 from typing import Any, Self
@@ -183,15 +182,3 @@ def get_recipe(recipe: str | Recipe) -> Recipe:
     if isinstance(recipe, str) and recipe in RECIPES:
         return RECIPES[recipe]()
     raise InvalidInputError("recipe", 'must be "fast", "paper", a FastRecipe or a PaperRecipe', got=shown(recipe))
-
-
-def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
-    """Return the name and the numbers of a recipe, for JSON."""
-    name = next(name for name, kind in RECIPES.items() if type(recipe) is kind)
-    return {"name": name, **asdict(recipe)}
-
-
-def recipe_from_dict(stored: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that :func:`recipe_to_dict` described."""
-    numbers = dict(stored)
-    return RECIPES[numbers.pop("name")](**numbers)

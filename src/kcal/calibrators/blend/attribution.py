@@ -31,8 +31,8 @@ def attribute_blend(
     model: BlendModel, embeddings: torch.Tensor, logits: torch.Tensor | None, probs: torch.Tensor, k: int
 ) -> dict[str, Any]:
     """Return the attribution of ``probs``, (n, n_classes) in float64, of embeddings, (n, h), and logits."""
-    points = model.estimate.project(embeddings)
-    contributions = Contributions(model.estimate.prepared, points)
+    points = model.project(embeddings)
+    contributions = Contributions(model.prepared, points)
     experts = model.experts(contributions.class_sums(), points.double(), embeddings, logits)
     parts = divide(model, experts, probs)
     by_samples = parts.pop(SAMPLES)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,20 +11,24 @@ from numpy.typing import NDArray
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
-    CalibratorState,
     Tags,
-    check_two_parts,
-    example_logits,
     fitted,
 )
 from kcal.calibrators.blend.fitting import fit_blend
 from kcal.calibrators.blend.model import BlendModel, LinearHead
 from kcal.calibrators.fit_warnings import warn_fewer_than_classes, warn_missing_classes, warn_without_errors
 from kcal.calibrators.kernel_calibrator import Fit, KernelCalibrator
-from kcal.calibrators.logits import check_logits, columns_of, lowest_unmasked, to_log_probs
+from kcal.calibrators.logits import (
+    check_logits,
+    check_two_parts,
+    columns_of,
+    example_logits,
+    lowest_unmasked,
+    to_log_probs,
+)
 from kcal.calibrators.online import BandwidthRecord, SampleTable, bandwidth_record, check_updates, with_record
 from kcal.calibrators.prior import check_prior
-from kcal.errors import InvalidInputError, KcalWarning, warn
+from kcal.errors import InvalidInputError, KcalWarning, warn, without_warnings
 from kcal.kernels import sorted_support
 from kcal.modes import with_gradients
 from kcal.projection import UNTRAINED, FastRecipe, architecture_of, frozen_copy, project
@@ -120,7 +123,6 @@ class KCalBlend(KernelCalibrator):
     folds: int = parameter(5, check_integer, minimum=2, maximum=MAX_FOLDS)
     head: Any = None
     representation: str = "logits"
-    logit_names_in_: NDArray[np.object_] = field(init=False)
 
     @with_gradients()
     def fit(
@@ -211,7 +213,7 @@ class KCalBlend(KernelCalibrator):
             "shares": ", ".join(f"{name} {text}" for name, text in parts.items()),
             "exponents of the pool": ", ".join(f"{name} {text}" for name, text in powers.items()),
             "temperature": f"{model.network.temperature:.3f}",
-            "bandwidth": f"{model.estimate.bandwidth:.4g}",
+            "bandwidth": f"{model.bandwidth:.4g}",
             "out-of-fold log-loss": f"{float(model.loss):.4f}; the network alone: {float(model.network_loss):.4f}",
         }
 
@@ -271,9 +273,8 @@ class KCalBlend(KernelCalibrator):
         model, history = fit.model, fit.history
         is_due = check_updates(self.updates).is_due(history, n_updates, samples.classes_seen) and samples.n_parts > 1
         if is_due and (search or samples.n_classes != len(fit.classes)):  # the model has no entry for a new class
-            given = model.estimate.projection, model.head, model.representation
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", KcalWarning)  # a prediction is not the place for warnings of a fit
+            given = model.projection, model.head, model.representation
+            with without_warnings():  # a prediction is not the place for warnings of a fit
                 model, is_due = self._fit_points(samples, *given), False
             history = with_record(history, record_of(model, samples, n_updates))
         else:
@@ -293,15 +294,7 @@ class KCalBlend(KernelCalibrator):
         head = model.head
         if head is not None:
             head = (head.weight.numpy().copy(), None if head.bias is None else head.bias.numpy().copy())
-        return {**super()._read_parameters(stored, model), "head": head}
-
-    def _extra_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        values, tensors = super()._extra_state()
-        return values | {"logit_names": self.logit_names_in_}, tensors
-
-    def _restore_fit(self, state: CalibratorState, model: Any, classes: NDArray[Any]) -> None:
-        self.logit_names_in_ = np.array(state.values["logit_names"], dtype=object)
-        super()._restore_fit(state, model, classes)
+        return {**stored, "head": head}
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -343,6 +336,5 @@ def warn_calibration_set(samples: Samples) -> None:
 
 def record_of(model: BlendModel, samples: Samples, n_updates: int) -> BandwidthRecord:
     """Return the bandwidth of a fit, with the out-of-fold loss of the blend."""
-    estimate = model.estimate
-    metric = architecture_of(estimate.projection)
-    return bandwidth_record(samples, n_updates, estimate.bandwidth, "search", float(model.loss), metric)
+    metric = architecture_of(model.projection)
+    return bandwidth_record(samples, n_updates, model.bandwidth, "search", float(model.loss), metric)

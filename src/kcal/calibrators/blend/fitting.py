@@ -11,10 +11,17 @@ from torch import nn
 from kcal.calibrators.blend.model import MIN_PROB, BlendModel, LinearHead, log_estimate
 from kcal.calibrators.blend.network import OtherSamples, fit_network
 from kcal.calibrators.blend.pool import fit_mixture, fit_pool, pool_log_probs
-from kcal.calibrators.kernel_model import COMPARED_ROWS, KernelModel, support_values
+from kcal.calibrators.kernel_model import COMPARED_ROWS, support_values
 from kcal.calibrators.logits import lowest_unmasked, to_log_probs
 from kcal.calibrators.refit import PrincipalAxes, RidgeModel, RidgeProblem, cross_fit, mean_penalty, solve_average
-from kcal.kernels import get_kernel, leave_out_rule, search_with_background, sorted_support
+from kcal.kernels import (
+    PreparedSupport,
+    SortedSupport,
+    get_kernel,
+    leave_out_rule,
+    search_with_background,
+    sorted_support,
+)
 from kcal.projection import ignores_length
 from kcal.samples import Samples, random_folds
 
@@ -56,18 +63,11 @@ def fit_blend(
     network, of_network = fit_network(scores, codes, others, index)
     refit, of_refit = fit_refit(samples, points, scores, network.temperature, index.numpy(), folds, seed)
     own_probs = of_network.gather(1, codes[index, None])[:, 0]
+    support, kernel = sorted_support(samples), get_kernel(KERNEL)
     bandwidth, background = search_with_background(
-        sorted_support(samples), index, own_probs, others.weights[index], kernel=get_kernel(KERNEL), keys=samples.keys()
+        support, index, own_probs, others.weights[index], kernel=kernel, keys=samples.keys()
     )
-    compares_lengths = ignores_length(projection, points[:COMPARED_ROWS])
-    estimate = KernelModel(
-        projection=projection,
-        n_features=points.shape[1],
-        bandwidth=bandwidth,
-        kernel=KERNEL,
-        **support_values(sorted_support(samples), compares_lengths=compares_lengths),
-    )
-    counts = leave_out_counts(estimate, samples, index)
+    counts = leave_out_counts(support, bandwidth, samples, index)
     weights = others.weights[index] * (len(codes) / len(index))
     combination = combine(of_network, of_refit, counts, background, codes[index], weights)
 
@@ -75,20 +75,24 @@ def fit_blend(
     centre = doubled.mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.in_blocks(None, scores).exp_().mean(dim=0)
     return BlendModel(
-        estimate=estimate,
+        projection=projection,
+        n_features=points.shape[1],
+        bandwidth=bandwidth,
+        kernel=KERNEL,
         network=network,
         refit=refit,
         head=head,
         representation=representation,
         has_logits=samples.logits is not None,
         background=background,
-        log_scale=estimate.support.log_mean_scale,
+        log_scale=support.log_mean_scale,
         min_log_prob=lowest_unmasked(scores),
         centre=centre,
         radius=torch.cdist(doubled, centre[None], compute_mode="donot_use_mm_for_euclid_dist").max(),
         frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         prior=prior,
         **combination,
+        **support_values(support, compares_lengths=ignores_length(projection, points[:COMPARED_ROWS])),
     )
 
 
@@ -140,10 +144,9 @@ def fit_refit(
     return axes.model(point, temperature, mean_penalty(shares), scores.shape[1]), out_of_fold
 
 
-def leave_out_counts(estimate: KernelModel, samples: Samples, index: torch.Tensor) -> torch.Tensor:
+def leave_out_counts(support: SortedSupport, bandwidth: float, samples: Samples, index: torch.Tensor) -> torch.Tensor:
     """Return S at the samples of ``index`` from the others (of other groups), (n_index, n_classes), in float64."""
-    support = estimate.support
     place = torch.argsort(support.order)[index.to(support.order.device)]
     rule = leave_out_rule(support, samples.keys()).select(place)
-    sums = estimate.prepared.class_sums(support.points[place], leave_out=rule)
+    sums = PreparedSupport(support, [bandwidth], get_kernel(KERNEL)).class_sums(support.points[place], leave_out=rule)
     return sums.in_double().counts(support.log_mean_scale)[0]

@@ -25,7 +25,7 @@ from kcal.calibrators.base import CalibrationModel, buffer, option, submodule
 from kcal.calibrators.blend.attribution import attribute_blend
 from kcal.calibrators.blend.network import NetworkModel
 from kcal.calibrators.blend.pool import pool_log_probs
-from kcal.calibrators.kernel_model import SupportModel, as_embeddings
+from kcal.calibrators.kernel_model import KernelModel, as_embeddings
 from kcal.calibrators.logits import MASKED, required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
 from kcal.embeddings.heads import CONVOLUTIONS
@@ -93,7 +93,7 @@ class LinearHead(CalibrationModel):
         return cls(**dict(zip(("weight", "bias"), parts, strict=False)))
 
 
-class BlendModel(SupportModel):
+class BlendModel(KernelModel):
     """The network, its refitted last layer and a kernel estimate over the calibration samples."""
 
     network: NetworkModel = submodule(NetworkModel.from_state)
@@ -168,11 +168,12 @@ class BlendModel(SupportModel):
         """Share of the pool and of each expert in the prediction, by name."""
         return dict(zip(("pool", *EXPERTS), self.mixture.tolist(), strict=True))
 
-    def with_support(self, support: SortedSupport) -> Self:
-        """Return the model with other samples, without a reference of the evidence."""
-        log_scale = support.log_mean_scale if len(support) else 0.0
-        estimate = self.estimate.with_support(support)
-        return self.changed(estimate=estimate, log_scale=torch.full_like(self.log_scale, log_scale))
+    def with_support(self, support: SortedSupport, **values: Any) -> Self:
+        """Return the model with other points and other ``values``, without a reference of the evidence."""
+        compression = values.get("compression")
+        n_samples = len(support) if compression is None else compression.n_samples
+        log_scale = log(n_samples) - support.log_total_weight if n_samples else 0.0
+        return super().with_support(support, log_scale=torch.full_like(self.log_scale, log_scale), **values)
 
 
 def log_estimate(counts: torch.Tensor, network: torch.Tensor, background: float | torch.Tensor) -> torch.Tensor:

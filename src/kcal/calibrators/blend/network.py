@@ -106,9 +106,9 @@ def fit_network(
     scaled = average_temperatures(log_probs, temperatures, as_shares(of_others[:, kept]))
 
     counted = torch.zeros_like(scaled).scatter_(1, codes[:, None], 1.0)
-    shown, expected = (others.sums(values, index).clamp_min(0.0) for values in (counted, scaled))
+    observed, expected = (others.sums(values, index).clamp_min(0.0) for values in (counted, scaled))
     chosen = scaled[index]
-    factors = _Factors(shown, expected)  # of each strength, (n_index, n_classes)
+    factors = _Factors(observed, expected)  # of each strength, (n_index, n_classes)
     own_probs = torch.stack([_own(as_shares(chosen * factor), codes[index]) for factor in factors])
     losses = own_probs.clamp_min(torch.finfo(torch.float64).tiny).log() @ others.weights[index]
     posterior = torch.softmax(losses * (len(codes) / len(index)), dim=0)
@@ -129,11 +129,11 @@ def fit_network(
 class _Factors:
     """The factors c of each strength, one at a time: together they are nine times as large as the predictions."""
 
-    shown: torch.Tensor  # (n, n_classes)
+    observed: torch.Tensor  # (n, n_classes)
     expected: torch.Tensor  # (n, n_classes)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return ((self.shown + strength) / (self.expected + strength) for strength in STRENGTHS)
+        return ((self.observed + strength) / (self.expected + strength) for strength in STRENGTHS)
 
 
 def _likely_temperatures(

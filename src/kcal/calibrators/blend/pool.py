@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 
+from kcal.calibrators.solvers import minimise
 from kcal.samples import Floats
 
 SPREAD = 0.25
@@ -42,7 +42,7 @@ def fit_pool(log_experts: torch.Tensor, codes: torch.Tensor, weights: torch.Tens
         value = float(weights @ norm) - float(own @ torch.from_numpy(point)) + float(deviation @ deviation) / 2
         return value, (expected - own).numpy() + deviation / SPREAD
 
-    point = minimize(loss, centre, jac=True, method="L-BFGS-B", options={"ftol": 1e-12, "gtol": 1e-8}).x
+    point = minimise(loss, centre, name="the pool", advice=None, ftol=1e-12, gtol=1e-8)
     return torch.from_numpy(np.concatenate([[point[0] - point[1:].sum()], point[1:]]))
 
 
