@@ -51,7 +51,7 @@ def short_trainings() -> Iterator[None]:
 def short_solvers() -> Iterator[None]:
     """Let the slowest solvers stop early: for tests of promises that hold at any point, not at the minimum alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kcal.calibrators.order_preserving.MAX_DENSITY_ITERATIONS", 20)
+        patch.setattr("kcal.calibrators.order_preserving.MAX_DENSITY_ITERATIONS", 8)
         patch.setattr("kcal.calibrators.gp.MAX_BOUND_ITERATIONS", 150)
         yield
 

@@ -17,8 +17,9 @@ CHEAP: dict[str, dict[str, Any]] = {
 }
 """Parameters beyond those of ``quick``."""
 
-WITH_OWN_MODULE = [name for name in METHODS if name != "kcal-paper"]
-"""Methods whose module may differ from that of another: KCal as published differs in its fit alone."""
+OF_OTHERS = ("svs", "sms", "beta", "scaling-binning", "kcal-linear", "kcal-paper")
+WITH_OWN_MODULE = [name for name in METHODS if name not in OF_OTHERS]
+"""Methods whose module is not that of another, which differs in its fit alone."""
 
 Inputs = tuple[torch.Tensor | None, torch.Tensor | None]
 

@@ -33,7 +33,3 @@ def test_the_examples_of_a_module_run(name, tmp_path, monkeypatch):
         for test in tests:
             runner.run(test)
     assert runner.failures == 0
-
-
-def test_many_modules_have_examples():
-    assert len(MODULES) > 5

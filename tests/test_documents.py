@@ -1,4 +1,4 @@
-"""The code of the documents runs."""
+"""The code of the documents and of the examples runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kcal.datasets
 from kcal.persistence import CalibrationStore
-from page_code import PAGES, ROOT, Block, PageRun, SharedFolders, blocks_of, run_page, small_example
+from page_code import PAGES, ROOT, PageRun, SharedFolders, blocks_of, run_page, small_example
 from page_models import PREPARED
 
 ON_A_CLUSTER = "docs/distributed.md"  # runs in tests/distributed, which has one
@@ -84,38 +84,6 @@ def test_every_block_of_a_page_runs(ran, page):
     np.testing.assert_allclose(torch.as_tensor(probs).detach().sum(dim=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        *(f"docs/how-to/{name}.md" for name in ("few-samples", "groups", "logits", "many-classes", "scikit-learn")),
-        *(f"docs/concepts/{name}.md" for name in ("blend", "kcal", "metrics")),
-    ],
-)
-def test_a_page_that_predicts_ends_with_the_probabilities_of_all_rows(ran, page):
-    assert ran(page).names["probs"].shape == (600, 10)
-
-
-@pytest.mark.parametrize(
-    ("language", "text", "message"),
-    [
-        ("", "kcal demo", "tag the block as one of"),
-        ("yaml", "a: 1", "tag the block as one of"),
-        ("text", "kcal demo", "tag the block as sh"),
-        ("sh", "rm model.kcal", "neither run nor listed"),
-        ("sh", "kcal fit missing.npz --out model.kcal", "does not exist"),
-        ("sh", "kcal bench tasks --nonsense", "No such option"),
-        ("sh", "make nonsense", "nonsense"),
-        ("sh", "pip install 'kcal[nonsense]'", "nonsense"),
-        ("sh", "podman build -f deploy/Nonsense .", "Nonsense"),
-        ("console", "$ kcal --version\nkcal 0.0", "kcal [1-9]|kcal 0.[1-9]"),
-    ],
-)
-def test_a_block_that_cannot_be_trusted_fails(tmp_path, monkeypatch, language, text, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Exception, match=message):
-        PageRun(tmp_path).run(Block("page.md", 1, language, text))
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "gallery").glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_of_the_gallery_runs_and_draws(path):
     with small_example():
@@ -126,8 +94,6 @@ def test_an_example_of_the_gallery_runs_and_draws(path):
 
 
 def test_the_readme_leads_from_a_torch_model_to_metrics(ran):
-    first = next(block for block in blocks_of("README.md") if block.language == "python")
-    assert len([line for line in first.text.splitlines() if line.strip()]) == 3
     run = ran("README.md")
     probs = run.names["probs"]
     assert probs.shape == (240, 3)
@@ -148,15 +114,6 @@ def test_the_first_steps_lead_to_better_probabilities(ran):
     assert {path.name for path in run.folder.iterdir()} == files
 
 
-@pytest.mark.parametrize("page", ["huggingface", "timm", "torchvision", "lightning", "prediction-sets"])
-def test_a_page_from_another_library_to_probabilities_is_short(ran, page):
-    code = [block.text for block in blocks_of(f"docs/how-to/{page}.md") if block.language == "python"]
-    page_lines = (ROOT / f"docs/how-to/{page}.md").read_text(encoding="utf-8").splitlines()
-    assert len(page_lines if page != "prediction-sets" else "".join(code).splitlines()) <= 40
-    names = ran(f"docs/how-to/{page}.md").names
-    assert names["model" if "model" in names else "blend"].classes_.shape in ((3,), (10,))
-
-
 def test_the_sets_of_the_page_on_prediction_sets_have_their_coverage(ran):
     run = ran("docs/how-to/prediction-sets.md")
     sets, labels = run.names["sets"], run.names["test"].labels
@@ -164,12 +121,6 @@ def test_the_sets_of_the_page_on_prediction_sets_have_their_coverage(ran):
     assert covered.mean() == pytest.approx(0.9, abs=0.04)  # 600 sets of 300 samples
     marginal = float(re.search(r"coverage \[(.*?)\]", run.output).group(1))
     assert marginal == pytest.approx(0.9, abs=0.05)
-
-
-def test_the_page_on_embeddings_gets_them(ran):
-    names = ran("docs/how-to/embeddings.md").names
-    assert names["outputs"].embeddings.shape == (600, 64)
-    assert len(names["model"].classes_) == 10
 
 
 def test_the_shares_on_the_page_on_explanations_sum_to_the_probability(ran):
@@ -208,10 +159,6 @@ def test_the_page_on_monitoring_raises_its_alarms(ran):
     assert "ALARM after" in run.output
 
 
-def test_the_page_on_compression_makes_calibrators_smaller(ran):
-    assert ran("docs/how-to/compression.md").names["small"].support_size_ == 60
-
-
 def test_the_story_of_a_ward_runs_to_its_end(ran):
     run = ran("docs/hospital.md")
     assert "ALARM" not in run.output[: run.output.index("BandwidthRecord")]
@@ -235,3 +182,63 @@ def test_the_page_on_serving_gets_the_probabilities_of_the_library(ran):
     with CalibrationStore(stores[0]) as store, CalibrationStore(stores[1]) as learnt:
         assert len(store) == 0
         assert learnt.ids() == ["photo-1", "photo-0"]
+
+
+# The examples run with the libraries that they are for.
+
+POINTS = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+LABELS = (POINTS[:, 0] + 0.5 * POINTS[:, 1] > 0).long() + (POINTS[:, 2] > 1).long()
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 3))
+
+
+def test_lightning_calibrates_at_the_end_of_training(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lightning = pytest.importorskip("pytorch_lightning")
+        from lightning_callback import Calibrate
+
+        class Network(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layers = layers()
+
+            def forward(self, points: torch.Tensor) -> torch.Tensor:
+                return self.layers(points)
+
+            def training_step(self, batch: Any, _: int) -> torch.Tensor:
+                return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.Adam(self.parameters(), lr=0.01)
+
+        train = DataLoader(TensorDataset(POINTS[:200], LABELS[:200]), batch_size=50)
+        calibration = DataLoader(TensorDataset(POINTS[200:350], LABELS[200:350]), batch_size=50)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+        callback = Calibrate(calibration)
+        trainer = lightning.Trainer(max_epochs=3, callbacks=[callback], default_root_dir=tmp_path, **quiet)
+        trainer.fit(Network(), train)
+    probs = callback.model(POINTS[350:]).detach().numpy()
+    np.testing.assert_allclose(probs, callback.model.predict_proba(POINTS[350:]), atol=1e-6)
+    np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-5)
+
+
+def test_skorch_is_calibrated_on_its_own_arrays(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    skorch = pytest.importorskip("skorch")
+    from skorch_classifier import calibrate
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = skorch.NeuralNetClassifier(
+            layers, criterion=nn.CrossEntropyLoss, max_epochs=3, lr=0.1, train_split=None, verbose=0
+        )
+        net.fit(POINTS[:200].numpy(), LABELS[:200].numpy())
+        calibrated = calibrate(net, POINTS[200:350].numpy(), LABELS[200:350].numpy())
+    probs = calibrated.predict_proba([POINTS[350:]])
+    assert probs.shape == (50, 3)
+    assert (probs.argmax(axis=1) == LABELS[350:].numpy()).mean() > 0.6

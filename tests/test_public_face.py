@@ -14,69 +14,18 @@ import kcal.metrics
 import kcal.projection
 from kcal.errors import KcalWarning, warn, without_warnings
 
-EXPORTED = {
-    "METHODS",
-    "Method",
-    "BetaCalibration",
-    "DensityAwareCalibration",
-    "DirichletCalibration",
-    "GaussianProcessCalibration",
-    "IMaxBinning",
-    "OrderPreservingCalibration",
-    "SplineCalibration",
-    "EnsembleTemperatureScaling",
-    "HistogramBinning",
-    "IsotonicCalibration",
-    "MatrixScaling",
-    "PlattScaling",
-    "ScalingBinning",
-    "VectorScaling",
-    "VennAbers",
-    "CalibratedClassifier",
-    "CalibrationStore",
-    "CalibrationMonitor",
-    "ClassifierOutputs",
-    "ExportError",
-    "FastRecipe",
-    "KCal",
-    "KCalBlend",
-    "KCalLogits",
-    "KNNInterpolation",
-    "LastLayerRefit",
-    "StructuredMatrixScaling",
-    "StructuredVectorScaling",
-    "KcalError",
-    "InvalidInputError",
-    "FileFormatError",
-    "MissingExtraError",
-    "KcalWarning",
-    "BandwidthWarning",
-    "ConvergenceWarning",
-    "FewSamplesWarning",
-    "IdentifiabilityWarning",
-    "LeakageWarning",
-    "LoaderWarning",
-    "NetworkWarning",
-    "MissingClassWarning",
-    "RepresentationWarning",
-    "PaperRecipe",
-    "TemperatureScaling",
-    "TrainedProjection",
-    "Uncalibrated",
-    "Updates",
-    "__version__",
-    "estimate_performance",
-    "estimate_prior",
-    "evaluate",
-    "extract",
-    "fit_on",
-    "load",
-    "load_example",
-    "predict_on",
-    "read_outputs",
-    "save",
-    "train_projection",
-}
+NAMES = """
+METHODS Method BetaCalibration DensityAwareCalibration DirichletCalibration GaussianProcessCalibration IMaxBinning
+OrderPreservingCalibration SplineCalibration EnsembleTemperatureScaling HistogramBinning IsotonicCalibration
+MatrixScaling PlattScaling ScalingBinning VectorScaling VennAbers CalibratedClassifier CalibrationStore
+CalibrationMonitor ClassifierOutputs ExportError FastRecipe KCal KCalBlend KCalLogits KNNInterpolation LastLayerRefit
+StructuredMatrixScaling StructuredVectorScaling KcalError InvalidInputError FileFormatError MissingExtraError
+KcalWarning BandwidthWarning ConvergenceWarning FewSamplesWarning IdentifiabilityWarning LeakageWarning LoaderWarning
+NetworkWarning MissingClassWarning RepresentationWarning PaperRecipe TemperatureScaling TrainedProjection Uncalibrated
+Updates __version__ estimate_performance estimate_prior evaluate extract fit_on load load_example predict_on
+read_outputs save train_projection
+"""
+EXPORTED = set(NAMES.split())
 
 
 def test_every_error_and_warning_is_exported() -> None:

@@ -284,11 +284,6 @@ def test_unknown_label_is_named_with_its_row(labels, classes, shown, row):
         encode_labels(np.array(labels), np.array(classes), "train_labels")
 
 
-# ---------------------------------------------------------------- options
-
-ODD_VALUES = (None, "5", object(), {}, [5], np.array([5]), torch.tensor(5), len, 1j, float("nan"), 10**5000, -1, 99)
-
-
 # ---------------------------------------------------------------- fingerprints
 
 SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False)

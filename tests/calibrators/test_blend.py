@@ -241,12 +241,3 @@ def test_far_from_all_samples_the_kernel_estimate_is_the_network(blend: KCalBlen
     probs = blend.predict_proba(far, logits=logits)
     again = blend.predict_proba(1e6 * far, logits=logits)  # the refit does not extrapolate either
     np.testing.assert_allclose(again, probs, atol=1e-6)
-
-
-def test_prior_shifts_the_probabilities_as_bayes_says(blend: KCalBlend, problem: Any) -> None:
-    plain = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    prior = np.array([0.7, 0.2, 0.1])
-    expected = plain * prior / blend.frequencies_
-    moved = blend_of(problem, prior=prior).predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    np.testing.assert_allclose(moved, expected / expected.sum(axis=1, keepdims=True), atol=1e-6)
-    np.testing.assert_allclose(blend.frequencies_, np.bincount(problem.labels) / 240, atol=0.01)

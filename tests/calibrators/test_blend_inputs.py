@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy.special import softmax
 
@@ -40,31 +38,6 @@ def test_logits_are_needed_or_refused_as_at_the_fit(problem: Any) -> None:
         without.predict_proba(x)
 
 
-@pytest.mark.parametrize(("name", "value"), [("folds", 1), ("prior", [0.5, 0.5]), ("representation", "odds")])
-def test_bad_parameters_are_refused(problem: Any, name: str, value: Any) -> None:
-    with pytest.raises(InvalidInputError, match=f"^{name} "):
-        KCalBlend(**{name: value}).fit(problem.embeddings, problem.labels, logits=problem.logits)
-
-
-def test_a_class_without_calibration_samples_keeps_the_networks_opinion(problem: Any) -> None:
-    rows = problem.labels < 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        blend = KCalBlend().fit(problem.embeddings[rows], problem.labels[rows], logits=problem.logits[rows])
-    found = blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)
-    assert found.shape == (600, 3)
-    assert (found[:, 2] > 0).all()
-
-
-def test_labels_of_any_kind_with_their_classes(problem: Any) -> None:
-    names = np.array(["b", "a", "c"])
-    blend = KCalBlend().fit(problem.embeddings, names[problem.labels], logits=problem.logits, classes=["b", "a", "c"])
-    plain = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
-    rows = {"X": problem.test_embeddings, "logits": problem.test_logits}
-    np.testing.assert_allclose(blend.predict_proba(**rows), plain.predict_proba(**rows), atol=1e-9)
-    np.testing.assert_array_equal(blend.predict(**rows), names[plain.predict(**rows)])
-
-
 def test_probabilities_as_logits_when_told(problem: Any) -> None:
     plain = KCalBlend().fit(problem.embeddings, problem.labels, logits=problem.logits)
     shares = softmax(problem.logits, axis=1)
@@ -85,12 +58,3 @@ def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: A
         for damaged in (tensor[..., :-1], tensor.half()):
             with pytest.raises(FileFormatError, match=name.rpartition(".")[2]):
                 calibrator_from_state(replace(state, tensors=state.tensors | {name: damaged}))
-
-
-def test_columns_of_logits_in_another_order_are_refused(problem: Any) -> None:
-    table = pd.DataFrame(problem.logits, columns=["a", "b", "c"])
-    blend = KCalBlend().fit(problem.embeddings, problem.labels, logits=table)
-    other = pd.DataFrame(problem.test_logits, columns=["b", "a", "c"])
-    with pytest.raises(InvalidInputError, match=r"^logits "):
-        blend.predict_proba(problem.test_embeddings, logits=other)
-    blend.predict_proba(problem.test_embeddings, logits=problem.test_logits)

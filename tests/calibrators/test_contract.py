@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.model_selection import GridSearchCV
 
 import calibrator_checks
 from calibrator_checks import quick, unlearned
@@ -76,11 +75,6 @@ def test_numbers_of_numpy_as_parameters_survive_the_file(name: str, problem: Any
     for parameter, value in numbers.items():
         assert type(getattr(loaded, parameter)) is type(value.item())
         assert getattr(loaded, parameter) == value
-
-
-def test_the_best_of_a_grid_search_can_be_saved(problem: Any, tmp_path: Path) -> None:
-    search = GridSearchCV(quick("histogram"), {"bins": np.arange(3, 6)}, cv=2).fit(problem.logits, problem.labels)
-    assert load(save(search.best_estimator_, tmp_path / "model.kcal")).bins == search.best_params_["bins"]
 
 
 @pytest.mark.parametrize("name", METHODS)

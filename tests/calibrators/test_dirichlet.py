@@ -59,24 +59,6 @@ def test_models_of_folds_are_minimisers_of_the_formula(penalty: tuple[float, ...
         assert float(newton.abs().max()) < 1e-5  # the distance from the minimiser, by dense matrices
 
 
-@pytest.mark.parametrize(("off_diagonal", "intercept"), [(1e-3, 1e-3), (0.05, 0.2)])
-def test_the_models_are_those_of_dirichletcal(off_diagonal: float, intercept: float) -> None:
-    package = pytest.importorskip("dirichletcal.calib.fulldirichlet")
-    generator = np.random.default_rng(2)
-    logits = generator.normal(scale=2, size=(400, 4))
-    labels = draw_labels(0.6 * logits + [0.5, 0, 0, -0.5], generator)
-    logs = clipped_log_probs(logits).numpy()
-    fitted = DirichletCalibration(grid=[(off_diagonal, intercept)], folds=2).fit(logits, labels)
-    kept = stratified_folds(labels, 2, 0) != 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = package.FullDirichletCalibrator(reg_lambda=off_diagonal, reg_mu=intercept, ref_row=False)
-        theirs.fit(np.exp(logs[kept]), labels[kept])
-        expected = np.asarray(theirs.predict_proba(np.exp(logs)))
-    found = torch.softmax(torch.from_numpy(logs @ fitted.weights_[0].T + fitted.intercepts_[0]), dim=1)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
 def standard_errors(logs: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """Those of the maximum-likelihood W and b, centred over classes, (K, K + 1), from the Fisher information."""
     p = torch.softmax(torch.from_numpy(logits), dim=1).numpy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from scipy.stats import kstest
 from torch import nn
 
-from kcal import KCal, KCalBlend, KCalLogits, TemperatureScaling, TrainedProjection, load, save, train_projection
+from kcal import KCal, KCalBlend, KCalLogits, TemperatureScaling, TrainedProjection, train_projection
 from kcal.errors import FewSamplesWarning
 from kcal.projection import FastRecipe
 
@@ -114,13 +113,6 @@ def test_a_weight_of_zero_leaves_a_sample_out_of_the_reference() -> None:
     weighted = KCal(projection="unit", bandwidth=0.2).fit(ROWS, LABELS, sample_weight=weights)
     part = KCal(projection="unit", bandwidth=0.2).fit(ROWS[weights > 0], LABELS[weights > 0])
     np.testing.assert_allclose(weighted.evidence(FRESH), part.evidence(FRESH), atol=1e-9)
-
-
-@pytest.mark.parametrize("name", [*NAMES, "logits"])
-def test_the_evidence_is_saved(fitted: dict[str, Any], name: str, tmp_path: Path) -> None:
-    rows = FRESH[:, : fitted[name].n_features_in_]
-    loaded = load(save(fitted[name], tmp_path / "model"))
-    np.testing.assert_array_equal(loaded.evidence(rows), fitted[name].evidence(rows))
 
 
 class Cosines(nn.Module):

@@ -174,8 +174,6 @@ KCAL_ON_LOGITS = {
     "check_fit1d": "one-dimensional logits are those of the second of two classes",
     WEIGHT_CHECK: "leave-one-out leaves a sample out with its whole weight, as in KCal",
 }
-NEED_LOGITS = "fit needs logits beside the embeddings, and the checks pass X and y alone"
-UNCHECKED = {"knn": NEED_LOGITS, "refit": NEED_LOGITS, "dac": NEED_LOGITS}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -192,11 +190,3 @@ def test_scikit_learn_estimator_checks_of_kcal_on_logits() -> None:
     found = check_estimator(quick("kcal-logits"), on_fail=None, on_skip=None)
     failed = {check["check_name"] for check in found if check["status"] == "failed"}
     assert failed == KCAL_ON_LOGITS.keys()
-
-
-@pytest.mark.parametrize("name", UNCHECKED)
-def test_methods_that_no_estimator_check_can_fit_say_what_is_missing(name: str, problem: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"^logits are needed"):
-        quick(name).fit(problem.embeddings, problem.labels)
-    tested = {*NAMES, *UNCHECKED, "kcal-logits"}
-    assert tested == {name for name, method in METHODS.items() if method.inputs != "embeddings"} - {"kcal-blend"}

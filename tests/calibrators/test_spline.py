@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -73,18 +72,6 @@ def test_corrected_scores_are_those_of_a_loop_over_the_definition(
         expected = slow_correction(probs[order, k], hits[order, k], weights[order], n_knots)
         np.testing.assert_allclose(scores, probs[order, k], atol=1e-12)
         np.testing.assert_allclose(corrected, expected.clip(0, 1), atol=1e-8)
-
-
-@pytest.mark.skipif(find_spec("probmetrics") is None, reason="compares with probmetrics")
-def test_probmetrics_corrects_scores_alike() -> None:
-    splines = pytest.importorskip("probmetrics.calibrators.splines", exc_type=ImportError)
-    generator = np.random.default_rng(0)
-    scores = generator.random(500)
-    labels = (generator.random(500) < scores**2).astype(np.int64)
-    theirs = splines.CDFSplineCalibrator().fit(np.stack([1 - scores, scores], axis=1), labels)
-    ours = fit_scores(scores, labels)
-    np.testing.assert_allclose(theirs.calib_scores_, ours[0], atol=1e-6)
-    np.testing.assert_allclose(np.clip(theirs.calib_acc_, 0, 1), ours[1], atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["one-versus-rest", "rank"])

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from kcal import DensityAwareCalibration, KNNInterpolation, LastLayerRefit, LeakageWarning, TemperatureScaling
+from kcal import (
+    DensityAwareCalibration,
+    KCalBlend,
+    KNNInterpolation,
+    LastLayerRefit,
+    LeakageWarning,
+    TemperatureScaling,
+)
 from kcal.calibrators import was_fitted_on
 from kcal.errors import InvalidInputError
 from two_input_problems import label_loss, small_problem
@@ -55,7 +62,7 @@ def test_logits_and_two_groups_are_needed(method: Any) -> None:
             module(*inputs)
 
 
-@every_method
+@pytest.mark.parametrize("method", [*METHODS, KCalBlend])
 def test_tables_of_logits_name_the_classes(method: Any) -> None:
     pandas = pytest.importorskip("pandas")
     embeddings, logits, labels = small_problem(30, 12)
@@ -63,14 +70,6 @@ def test_tables_of_logits_name_the_classes(method: Any) -> None:
     table = pandas.DataFrame(logits, columns=names)
     fitted = method().fit(embeddings, np.array(names)[labels], logits=table)
     assert fitted.classes_.tolist() == fitted.logit_names_in_.tolist() == names
+    fitted.predict_proba(embeddings + 1.0, logits=logits)
     with pytest.raises(InvalidInputError, match=r"^logits"):
         fitted.predict_proba(embeddings + 1.0, logits=table[names[::-1]])
-
-
-@every_method
-def test_names_of_groups_play_no_part(method: Any) -> None:
-    embeddings, logits, labels = small_problem(40, 14)
-    groups = np.random.default_rng(15).integers(0, 8, 40)
-    fits = [method().fit(embeddings, labels, logits=logits, groups=keys) for keys in (groups, -groups)]
-    first, second = (fitted.predict_proba(embeddings + 1.0, logits=logits) for fitted in fits)
-    np.testing.assert_array_equal(first, second)

@@ -10,11 +10,9 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 import torch
-import typer
 
 import kcal
 from kcal.calibrators import calibrator_state
-from kcal.cli import app
 
 ANIMALS = np.array(["cat", "dog", "owl"])
 
@@ -49,12 +47,6 @@ def write_columns(path: Path, columns: dict[str, Any]) -> Path:
 def read_columns(path: Path) -> dict[str, np.ndarray]:
     table = pyarrow.csv.read_csv(path) if path.suffix == ".csv" else pyarrow.parquet.read_table(path)
     return {name: np.asarray(table.column(name).to_pylist()) for name in table.column_names}
-
-
-def option_help(command: str, name: str) -> str:
-    """The explanation of an option, as declared."""
-    parameters = typer.main.get_command(app).commands[command].params
-    return next(parameter.help for parameter in parameters if parameter.name == name)
 
 
 def assert_same_model(first: Path | str, second: Path | str) -> None:

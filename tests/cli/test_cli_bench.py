@@ -28,6 +28,7 @@ def no_figures(monkeypatch):
     monkeypatch.setattr(tables, "draw_reliability", lambda *_: None)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_task_is_made_checked_and_run(run, tasks):
     assert "120 training and 150 unseen samples" in " ".join(run("task", "tasks/birds.npz").stdout.split())
     words = ("bench", "tasks", "--methods", "ts,focal,vector", "--splits", "2", "--jobs", "1", "--out", "out")

@@ -117,11 +117,6 @@ def test_numbered_labels_without_names_stay_numbers(run):
     assert list(kcal.load("m.kcal").prior) == [0.2, 0.3, 0.5]
 
 
-def test_text_labels_of_unnamed_columns_ask_for_the_classes(run):
-    np.savez("data.npz", **{name: part for name, part in blobs(60, 1).items() if name != "classes"})
-    assert "Pass classes= with the label of every column" in run("fit", "data.npz", "--out", "m.kcal", code=1).stderr
-
-
 def test_groups_weights_and_ids_reach_the_method(run):
     arrays, groups, weights = blobs(90, 1), np.arange(90) // 9, np.linspace(0.0, 2, 90)
     np.savez("data.npz", **arrays, groups=groups, weights=weights)

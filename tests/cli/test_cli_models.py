@@ -69,14 +69,6 @@ def test_every_parameter_that_is_listed_can_be_set(run, calibration, name):
         run("fit", calibration, "-m", name, "-o", "m.kcal", *words)
 
 
-@pytest.mark.parametrize("name", ["kcal", "knn", "imax", "kcal-paper"])
-def test_a_method_is_described_without_markup_and_what_cannot_be_set(run, name):
-    output = run("methods", name).stdout
-    for text in (":class:", "``", "updates", "progress", "Attributes"):
-        assert text not in output
-    assert "representation" in output or name.startswith("kcal")
-
-
 @pytest.mark.parametrize("options", [["--size", "many"], ["--size", "0"], ["--size", "1.5"], []])
 def test_the_size_is_checked_before_the_model_is_read(run, tmp_path, options):
     (tmp_path / "model.kcal").write_text("not a model")

@@ -15,11 +15,8 @@ from kcal.embeddings import find_head
 TIMM: dict[str, tuple[dict[str, Any], int, str]] = {
     "vit_tiny_patch16_224": ({"img_size": 32, "depth": 2}, 32, "head"),
     "mixer_s32_224": ({"img_size": 32}, 32, "head"),
-    "resnet18": ({}, 32, "fc"),
     "resnetv2_50x1_bit": ({}, 32, "head.fc"),  # the head is a 1 × 1 convolution
-    "efficientnet_b0": ({}, 32, "classifier"),
     "convnext_atto": ({}, 32, "head.fc"),
-    "inception_resnet_v2": ({}, 75, "classif"),
     "mobilenetv3_small_050": ({}, 32, "classifier"),
 }
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}

@@ -227,12 +227,23 @@ def test_arrays_of_another_shape_or_type_are_named(tmp_path, change, name):
         ("label,a\n1,1\n,2\n", "none in row 1"),
         ("label,a\nx,1\ny,b\n", "must be numbers"),
         ("label;a\nx;1\n", "label;a"),
+        ("group,a\n1,1\nNA,2\n3,4\n", "none in row 1"),
+        ("label,a\nx,1,2\ny,2,3\n", "cannot be read as csv"),
+        ("label,a\nx,1\ny\n", "NaN at row 1"),
+        ("label,a\nx,0.0\ny,x\n", "column 'a' must be numbers.*got 'x'"),
+        ('label,a\nx,1\n"y,2\n', "cannot be read as csv"),
+        ("", "cannot be read as csv"),
     ],
 )
 def test_tables_that_are_not_what_they_should_be_are_named(tmp_path, content, text):
     (tmp_path / "a.csv").write_text(content)
     with pytest.raises(kcal.KcalError, match=text):
         read_outputs(tmp_path / "a.csv", embeddings="a")
+
+
+def test_the_text_na_is_a_label_and_no_missing_one(tmp_path):
+    (tmp_path / "a.csv").write_text("label,a\nx,1\nNA,2\n")
+    assert read_outputs(tmp_path / "a.csv", embeddings="a").labels.tolist() == ["x", "NA"]
 
 
 def test_text_is_utf8_with_or_without_a_byte_order_mark(tmp_path):
@@ -266,27 +277,6 @@ def test_a_csv_file_has_the_numbers_of_its_text(tmp_path):
     found = read_outputs(path, embeddings="e_*")
     np.testing.assert_allclose(found.embeddings, values, rtol=1e-15, atol=0)
     assert set(found.labels.tolist()) == {"None"}
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        ("group,a\n1,1\nNA,2\n3,4\n", "none in row 1"),
-        ("label,a\nx,1\nNA,2\n", None),
-        ("label,a\nx,1,2\ny,2,3\n", "cannot be read as csv"),
-        ("label,a\nx,1\ny\n", "NaN at row 1"),
-        ("label,a\nx,0.0\ny,x\n", "column 'a' must be numbers.*got 'x'"),
-        ('label,a\nx,1\n"y,2\n', "cannot be read as csv"),
-        ("", "cannot be read as csv"),
-    ],
-)
-def test_missing_cells_are_not_taken_for_others(tmp_path, content, text):
-    (tmp_path / "a.csv").write_text(content)
-    if text is None:
-        assert read_outputs(tmp_path / "a.csv", embeddings="a").labels.tolist() == ["x", "NA"]
-        return
-    with pytest.raises(kcal.KcalError, match=text):
-        read_outputs(tmp_path / "a.csv", embeddings="a")
 
 
 def test_of_a_parquet_file_only_wanted_columns_are_read_and_not_more_than_it_may_hold(tmp_path):

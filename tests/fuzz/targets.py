@@ -64,23 +64,6 @@ def calibrator_target(name: str) -> Target:
     return Target(name, call, data, parameters)
 
 
-METRICS: dict[str, dict[str, Any]] = {
-    "accuracy": {},
-    "negative_log_likelihood": {"clip": "published"},
-    "multiclass_brier_loss": {},
-    "expected_calibration_error": {"bins": 5},
-    "classwise_calibration_error": {"bins": 5, "threshold": "max"},
-    "reliability": {"bins": 5, "of": "confidence"},
-    "smooth_calibration_error": {},
-    "kde_calibration_error": {},
-    "debiased_squared_calibration_error": {"bins": 5},
-    "murphy_decomposition": {"bins": 5},
-    "class_errors": {"bins": 5},
-    "accuracy_rejection": {},
-    "evaluate": {"bins": 5, "seed": 0},
-}
-
-
 def prior(**arguments: Any) -> Any:
     return kcal.estimate_prior(**arguments).prior[None]
 
@@ -97,13 +80,11 @@ def performance(**arguments: Any) -> Any:
     return np.array(kcal.estimate_performance(**arguments).accuracy)
 
 
-WEIGHTED = {"probs": PROBS, "labels": LABELS, "sample_weight": WEIGHTS}
 KNOWN = {"calibration_probs": PROBS, "calibration_labels": LABELS}
 OPTIONS = {"reference": PRIOR, "strength": 1.0, "confidence": 0.9}
 TENSORS = {"logits": torch.as_tensor(LOGITS), "labels": torch.as_tensor(LABELS)}
 TARGETS = [
     *(calibrator_target(name) for name in METHODS if name not in LEFT_OUT),
-    *(Target(name, getattr(metrics, name), WEIGHTED, options) for name, options in METRICS.items()),
     Target("estimate_prior", prior, {"probs": PROBS, "groups": GROUPS}, OPTIONS),
     Target("estimate_prior, corrected", lambda **known: prior(probs=PROBS, **known), KNOWN, {}),
     Target("adjust_prior", monitoring.adjust_prior, {"probs": PROBS}, {"prior": PRIOR, "reference": PRIOR}),

@@ -103,7 +103,7 @@ def test_many_classes_are_summed_without_a_matrix_of_points_and_classes():
     torch.testing.assert_close(dense, prepared.posteriors(queries), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "matern32", "biweight"])
+@pytest.mark.parametrize("kernel", ["rbf", "biweight"])
 def test_exported_program_computes_the_same(kernel):
     points, codes, weights = cloud(8, 40, 3, 3, dtype=torch.float32, weighted=True)
 

@@ -101,20 +101,6 @@ def test_default_ece_is_that_of_torchmetrics(torchmetrics, n_classes, dtype):
     assert evaluate(probs, labels).expected_calibration_error == pytest.approx(float(theirs), rel=1e-6)
 
 
-@pytest.mark.parametrize("n_classes", [2, 10])
-def test_default_ece_is_that_of_torchmetrics_in_double_precision(torchmetrics, n_classes):
-    """Its own sums are in float32, and off in the sixth decimal of so many rows."""
-    from torchmetrics.functional.classification.calibration_error import _ce_compute
-
-    generator = np.random.default_rng(n_classes)
-    probs = generator.dirichlet(np.full(n_classes, 0.5), 7_000)
-    labels = generator.integers(n_classes, size=7_000)
-    confidences, right = torch.from_numpy(probs.max(axis=1)), torch.from_numpy(probs.argmax(axis=1) == labels)
-    theirs = _ce_compute(confidences, right.double(), torch.linspace(0, 1, 16, dtype=torch.float64), norm="l1")
-    assert theirs.dtype == torch.float64
-    assert expected_calibration_error(probs, labels) == pytest.approx(float(theirs), abs=1e-12)
-
-
 def test_binary_error_of_torchmetrics_is_that_of_the_second_class(torchmetrics):
     generator = np.random.default_rng(0)
     probs, labels = generator.dirichlet([0.5, 0.5], 700), generator.integers(2, size=700)

@@ -70,10 +70,3 @@ def test_nothing_above_the_threshold_is_shown_as_nan():
     result = evaluate(np.full((2, 1000), 1 / 1000), [0, 1], threshold="max")
     assert np.isnan(result.classwise_calibration_error)
     assert str(result).count("–") == 1
-
-
-def test_named_labels_count_for_their_columns():
-    probs = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]])
-    named = evaluate(probs, ["b", "c", "a"], classes=["b", "c", "a"])
-    assert named == evaluate(probs, [0, 1, 2])
-    assert named == evaluate(probs, [2, 0, 1], classes=[2, 0, 1])

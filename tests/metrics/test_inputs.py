@@ -79,5 +79,6 @@ def test_columns_are_labels_beside_classes_that_are_text():
     probs = np.array([[0.9, 0.1], [0.3, 0.7], [0.6, 0.4]])
     expected = evaluate(probs, ["cat", "dog", "dog"], classes=["cat", "dog"])
     assert evaluate(probs, [0, 1, 1], classes=["cat", "dog"]).metrics == expected.metrics
+    assert evaluate(probs, [1, 0, 0], classes=[1, 0]) == expected
     with pytest.raises(InvalidInputError, match=r"^labels "):
         evaluate(probs, [0, 1, 2], classes=["cat", "dog"])

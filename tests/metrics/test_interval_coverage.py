@@ -24,7 +24,6 @@ from kcal.metrics import (
     evaluate,
     kde_calibration_error,
     kernel_calibration_error,
-    top_label_calibration_error,
 )
 
 ECE, CECE = "expected_calibration_error", "classwise_calibration_error"
@@ -139,7 +138,6 @@ def test_intervals_of_calibrated_groups_contain_0(copies):
     "metric",
     [
         partial(canonical_calibration_error, bins=5),
-        partial(top_label_calibration_error, bins=5),
         partial(debiased_squared_calibration_error, bins=10),
         kde_calibration_error,
         partial(kernel_calibration_error, resamples=0, bandwidth=0.5),

@@ -81,13 +81,16 @@ def test_bootstrap_equals_the_double_loop(estimator):
     assert 0 < larger < 50
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_calibrated_predictions_are_rejected_as_often_as_the_level_says(estimator):
+def test_calibrated_predictions_are_rejected_as_often_as_the_level_says(estimator, weighted):
     generator = np.random.default_rng(0)
     p_values, values, repetitions = [], [], 300
     for _ in range(repetitions):
         probs = generator.dirichlet(np.full(3, 0.5), size=100)
-        result = kernel_calibration_error(probs, draw_labels(probs, generator), estimator=estimator, resamples=99)
+        options = {"sample_weight": 0.1 + 3 * generator.random(100)} if weighted else {}
+        labels = draw_labels(probs, generator)
+        result = kernel_calibration_error(probs, labels, estimator=estimator, resamples=99, **options)
         p_values.append(result.p_value)
         values.append(result.value)
     for level in (0.05, 0.2, 0.5, 0.8):

@@ -225,32 +225,6 @@ def test_wrong_arguments_are_named(parameter, options):
         estimate_prior([[0.2, 0.8], [0.6, 0.4]], **options)
 
 
-@pytest.mark.other_libraries
-def test_the_estimate_is_that_of_quapy():
-    aggregative = pytest.importorskip("quapy.method.aggregative")
-    probs, reference = random_probs(500, 4, seed=6), np.array([0.1, 0.2, 0.3, 0.4])
-    theirs, _ = aggregative.EMQ.EM(reference, probs, epsilon=1e-10)
-    ours = estimate_prior(probs, reference=reference, strength=0).prior
-    np.testing.assert_allclose(ours, theirs, atol=1e-6)
-
-
-@pytest.mark.other_libraries
-def test_the_estimate_is_that_of_abstention():
-    adaptation = pytest.importorskip("abstention.label_shift")
-    points, _ = draw(2000, AFTER, 7)
-    cal_points, cal_labels = draw(1000, BEFORE, 8)
-    adapter = adaptation.EMImbalanceAdapter(estimate_priors_from_valid_labels=True, tolerance=1e-9, max_iterations=5000)
-    adapted = adapter(
-        valid_labels=np.eye(3)[cal_labels],
-        tofit_initial_posterior_probs=posterior(points, BEFORE),
-        valid_posterior_probs=posterior(cal_points, BEFORE),
-    )
-    frequencies = np.bincount(cal_labels) / len(cal_labels)
-    ours = estimate_prior(posterior(points, BEFORE), reference=frequencies, strength=0).prior
-    theirs = adapted.multipliers * frequencies
-    np.testing.assert_allclose(ours, theirs / theirs.sum(), atol=1e-4)
-
-
 def test_few_groups_do_not_make_the_test_of_no_change_reject_too_often() -> None:
     generator = np.random.default_rng(0)
     rejected = 0

@@ -69,11 +69,11 @@ def test_flipped_bit_never_gives_other_samples(content: bytes, tmp_path: Path) -
     expected = everything(path)
     header = np.arange(8 * 100)
     noticed = 0
-    for bit in np.r_[generator.choice(8 * len(content), 1000, replace=False), header].tolist():
+    for bit in np.r_[generator.choice(8 * len(content), 300, replace=False), header].tolist():
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         noticed += is_noticed(path, bytes(damaged), expected)
-    assert noticed > 500
+    assert noticed > 200
 
 
 def test_truncated_file_never_gives_fewer_samples(content: bytes, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def kcal() -> KCal:
 
 
 def in_another_process(path: Path) -> None:
-    process = get_context("spawn").Process(target=change_store, args=(path,))
+    process = get_context("fork").Process(target=change_store, args=(path,))
     process.start()
     process.join()
     assert process.exitcode == 0

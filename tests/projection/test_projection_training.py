@@ -75,6 +75,14 @@ def test_global_generators_are_left_alone_and_do_not_matter(recipe):
 
 
 @RECIPES
+def test_names_of_groups_play_no_part(recipe):
+    groups = np.arange(240) % 12
+    names = np.array(list("kaxczbqdyewf"))[groups]
+    one, other = (train_projection(*problem(), dimension=3, recipe=recipe, groups=keys) for keys in (groups, names))
+    assert one.curve == other.curve
+
+
+@RECIPES
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_number_of_threads_is_restored_and_does_not_matter(recipe, n_threads):
     data, before = problem(), torch.get_num_threads()

@@ -169,10 +169,12 @@ def test_errors_reach_the_client(client, name, shape, value, code):
     assert code in error.value.status()
 
 
-def test_tokens_are_those_of_http(animals, tmp_path):
+def test_tokens_are_those_of_http_and_without_one_no_request_is_read(animals, tmp_path):
+    import grpc
+
     file, path = tmp_path / "tokens.json", save(animals, tmp_path / "animals.kcal")
     tokens = {scope: create_token(file, scope, [scope]) for scope in ("predict", "metrics")}
-    row = [tensor("embeddings", np.zeros((1, 6), dtype=np.float32))]
+    row, content = [tensor("embeddings", np.zeros((1, 6), dtype=np.float32))], bytes(60 * 2**20)
     with served(path, "--tokens", str(file)) as process, triton.InferenceServerClient(process.address) as client:
         assert client.is_server_live()
         for headers, code in (({}, "UNAUTHENTICATED"), (bearer("wrong"), "UNAUTHENTICATED"),
@@ -182,6 +184,13 @@ def test_tokens_are_those_of_http(animals, tmp_path):
             assert code in error.value.status()
         answer = client.infer("animals", row, headers=bearer(tokens["predict"]))
         assert answer.as_numpy("probabilities").shape == (1, 3)
+        before = process.peak_memory()
+        with grpc.insecure_channel(process.address, options=[("grpc.max_send_message_length", -1)]) as channel:
+            with pytest.raises(grpc.RpcError) as error:
+                channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(content)
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(content) == b"\x08\x01"
+        assert process.peak_memory() < before + 30
 
 
 def test_long_errors_reach_the_client(client):
@@ -254,22 +263,6 @@ def test_typed_contents_have_the_limit_of_json_and_do_not_stop_other_requests(ad
     assert codes == ["RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"]  # the second is read: it has the wrong shape
     assert max(waits) < sum(waits) / 2  # other requests are answered all the time
     assert process.peak_memory() < before + 500
-
-
-def test_no_request_is_read_without_a_token(animals, tmp_path):
-    import grpc
-
-    create_token(tmp_path / "tokens.json", "ward", ["predict"])
-    path, content = save(animals, tmp_path / "animals.kcal"), bytes(60 * 2**20)
-    options = [("grpc.max_send_message_length", -1)]
-    with served(path, "--tokens", str(tmp_path / "tokens.json")) as process:
-        before = process.peak_memory()
-        with grpc.insecure_channel(process.address, options=options) as channel:
-            with pytest.raises(grpc.RpcError) as error:
-                channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(content)
-            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(content) == b"\x08\x01"
-        assert process.peak_memory() < before + 30
 
 
 def varint(value: int) -> bytes:

@@ -108,6 +108,7 @@ def test_signal_to_stop_lets_requests_in_flight_finish(path, problem, tmp_path):
 
 ENDLESS_SEARCH = """
 import sys
+import time
 import torch
 from kcal import KCal
 from kcal.cli import main
@@ -119,6 +120,7 @@ def search_for_ever(self, *, search=True):
         print("searching", flush=True)
     while search:
         torch.linalg.svd(torch.ones(200, 200))
+        time.sleep(0.05)
     return refresh(self, search=False)
 
 KCal.refresh = search_for_ever
