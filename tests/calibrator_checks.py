@@ -19,6 +19,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from torch.overrides import TorchFunctionMode
 
 from kcal import FastRecipe, PaperRecipe, load, save
 from kcal.calibrators import Calibrator, fit_on, make_calibrator, predict_on
@@ -275,6 +276,42 @@ def check_log_probabilities_and_labels_agree(fitted: Calibrator, problem: Any) -
     probabilities = fitted.predict_proba(*rows, **extra)
     np.testing.assert_allclose(np.exp(fitted.predict_log_proba(*rows, **extra)), probabilities, atol=1e-12)
     np.testing.assert_array_equal(fitted.predict(*rows, **extra), fitted.classes_[probabilities.argmax(axis=1)])
+
+
+class ThreadsOfOperations(TorchFunctionMode):
+    """Collect the number of threads that torch's operations of the calling thread may use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.add(torch.get_num_threads())
+        return function(*args, **(kwargs or {}))
+
+
+def check_every_operation_of_a_prediction_runs_on_one_thread(fitted: Calibrator, problem: Any) -> None:
+    """On a busy machine, threads that share a small operation wait for each other."""
+    outputs, before, module = test_outputs(problem), torch.get_num_threads(), fitted.as_module()
+    tensors = {"embeddings": torch.from_numpy(outputs.embeddings), "logits": torch.from_numpy(outputs.logits)}
+    torch.set_num_threads(3)
+    try:
+        for n_rows in (1, 50, 600):
+            rows, extra = prediction_arguments(fitted, outputs, lambda values, n_rows=n_rows: values[:n_rows])
+            some = {name: values[:n_rows] for name, values in tensors.items()}
+            with ThreadsOfOperations() as threads:
+                for predict in (fitted.predict_proba, fitted.predict_log_proba, fitted.predict):
+                    predict(*rows, **extra)
+                module(**some)
+                if fitted.tags.has_evidence:
+                    fitted.evidence(*rows)
+                    fitted.log_evidence(*rows)
+                if fitted.tags.has_explanations:
+                    fitted.explain(*rows, **extra)
+            assert threads.seen == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_permuting_classes_permutes_columns(make: Factory, plain: Calibrator, problem: Any) -> None:

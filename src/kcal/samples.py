@@ -18,7 +18,7 @@ from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 from kcal.errors import InvalidInputError
 from kcal.validation import (
     MAX_WEIGHT_RATIO,
-    check_groups,
+    check_group_names,
     check_ids,
     check_integer,
     check_labels,
@@ -26,7 +26,6 @@ from kcal.validation import (
     check_weights,
     collect_classes,
     encode_labels,
-    to_array,
 )
 
 Index = NDArray[np.int64]
@@ -157,6 +156,7 @@ def check_samples(
     rows: Any = embeddings if logits is None else logits
     n = len(rows)
     labels = check_labels(y, n, names[0])
+    group_names = None if groups is None else check_group_names(groups, n, names[1])
     known = collect_classes([labels, *known_labels], classes)
     return Samples(
         embeddings=embeddings,
@@ -164,18 +164,12 @@ def check_samples(
         codes=encode_labels(labels, known, names[0]),
         classes=known,
         weights=np.ones(n) if sample_weight is None else check_weights(sample_weight, n),
-        groups=None if groups is None else code_groups(check_groups(groups, n, names[1])),
+        groups=None if group_names is None else code_groups(group_names),
         ids=None if ids is None else check_ids(ids, n),
         indices=np.arange(n),
-        group_names=None if groups is None else named_groups(groups),
+        group_names=group_names,
         log_weights=log_weights(sample_weight, n),
     )
-
-
-def named_groups(groups: Any) -> NDArray[Any]:
-    """Return checked groups as text, numbers or booleans, (n,)."""
-    names = to_array(groups, "groups")
-    return names if names.dtype.kind in "biufU" else names.astype(str)
 
 
 def log_weights(sample_weight: Any, n: int) -> Floats:

@@ -52,7 +52,17 @@ def threads_for(multiplications: float) -> Iterator[None]:
     if multiplications >= LARGE_OPERATION:
         yield
         return
-    with _limited(allowed_threads()), _one_blas_thread():
+    with small_operations(), _one_blas_thread():
+        yield
+
+
+@contextmanager
+def small_operations() -> Iterator[None]:
+    """Limit operations of torch to one thread each, as a prediction consists of small ones; it takes a microsecond.
+
+    Blocks of :func:`map_blocks` still use all threads.
+    """
+    with _limited(allowed_threads()):
         yield
 
 

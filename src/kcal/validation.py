@@ -7,12 +7,13 @@ and scikit-learn are loaded only where they are needed: ``import kcal.metrics`` 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from hashlib import blake2b
 from math import inf, isfinite
 from numbers import Integral, Real
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -43,7 +44,7 @@ MAX_SHOWN = 80
 """Characters of a value in an error message."""
 
 NOT_NUMBERS = (str, bytes, np.datetime64, np.timedelta64)
-"""Entries of which float() makes numbers, though they are not meant as such."""
+_CONVERSION_ERRORS = (ValueError, TypeError, RuntimeError, OverflowError, AttributeError)
 
 _EMBEDDINGS = "Extract the embeddings first: pass the output of the penultimate layer for each sample, an (n, h) array."
 _LOGITS = "Run the network first: pass its logits, (n, n_classes)."
@@ -51,6 +52,7 @@ MULTI_LABEL = (
     "Several labels per sample (multi-label) are not supported: evaluate each label on its own column, and fit one "
     "calibrator per label."
 )
+NAME_COLUMNS = "Pass classes= with the label of every column, in order, where it is an argument."
 MAX_ROUNDED_SUM = 0.1
 """Sums of probabilities that differ from 1 by more are not rounded ones."""
 _NOT_FINITE = "Remove such rows, or correct what computed them."
@@ -77,78 +79,90 @@ def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
     return tensor.detach().resolve_neg()
 
 
-def to_array(values: Any, name: str) -> NDArray[Any]:
-    """Return a sequence, array, tensor or pandas object as a numpy array (bfloat16 as float32)."""
-    _raise_if_masked(values, name)
-    if is_tensor(values):
-        tensor = plain_tensor(values, name).cpu()
-        return np.asarray((tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy())
-    if isinstance(values, list | tuple) and any(isinstance(value, str) for value in values):
-        values = np.array(values, dtype=object)  # otherwise numpy converts every entry to text
-    try:
-        array = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise InvalidInputError(name, "must be an array, a tensor or a list", remedy=_sentence(error)) from error
-    if array.ndim == 0 and array.dtype.kind == "O":
-        raise InvalidInputError(name, "must be an array, a tensor or a list", got=shown(values))
-    if array.dtype.kind in "OT" and array.size and all(isinstance(value, str) for value in array.flat):
-        return array.astype(object).astype(str)  # T are numpy's strings of variable length
-    is_listed = array.dtype.kind == "f" and not hasattr(values, "dtype")
-    if array.dtype.kind == "O" or (is_listed and bool((np.abs(array) >= MAX_EXACT_INTEGER).any())):
-        entries = np.asarray(values, dtype=object).ravel().tolist()
-        if entries and all(isinstance(entry, Real) for entry in entries):
-            return _numbers_of_one_type(entries, name).reshape(array.shape)
-    return array
+def _as_numpy(values: Any, name: str, convert: Callable[[Any], Any]) -> NDArray[Any]:
+    """Return a sequence, array, tensor or table as a numpy array; ``convert`` is for all but arrays of real numbers.
 
-
-def _numbers_of_one_type(numbers: list[Any], name: str) -> NDArray[Any]:
-    """Return an array that holds every integer exactly; numpy's would be float64, with 53 bits, above 2⁶³."""
-    array = np.array(numbers)
-    integers = [int(number) for number in numbers if isinstance(number, Integral)]
-    if array.dtype.kind not in "fO" or not integers:
-        return array
-    try:
-        exact = np.array(integers, dtype=np.int64 if max(integers) < 2**63 else np.uint64)
-    except OverflowError as error:
-        expected = "must be numbers of up to 64 bits, not negative beside 2**63 or more"
-        raise InvalidInputError(name, expected, got=shown(numbers), remedy="Pass them as text.") from error
-    others = np.array([number for number in numbers if not isinstance(number, Integral)], dtype=np.float64)
-    if not np.isfinite(others).all():
-        return array  # missing entries, which most callers raise for
-    dtype = np.result_type(*of_one_type([exact, others], name)) if others.size else exact.dtype
-    return np.array(numbers if dtype.kind == "f" else [int(number) for number in numbers], dtype=dtype)
-
-
-def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
-    """Return an array of real numbers in float32 or float64; half precision becomes float32, integers float64."""
-    _raise_if_masked(values, name)
-    options: dict[str, Any] = {"ensure_all_finite": False, "ensure_min_samples": 0, "ensure_min_features": 0}
-    try:
-        if hasattr(values, "to_numpy") or hasattr(values, "toarray"):  # tables, and sparse matrices, which raise
-            from sklearn.utils import check_array
-
-            array = check_array(values, dtype=None, ensure_2d=False, allow_nd=True, input_name=name, **options)
-        else:
-            array = to_array(values, name) if is_tensor(values) else np.asarray(values)
-        entries = () if array.dtype.kind in "biuf" else array.flat
-        wrong = next((entry for entry in entries if isinstance(entry, NOT_NUMBERS)), None)
-        if array.dtype.kind not in "biufO" or wrong is not None:
-            got = f"text, {str(wrong)[:60]!r}" if isinstance(wrong, str) else str(array.dtype)
-            remedy = f"Convert it with {name}.astype(float), or leave such columns out."
-            remedy = "Complex data not supported." if array.dtype.kind == "c" else remedy
-            raise InvalidInputError(name, "must be real numbers", got=got, remedy=remedy)
-        return np.asarray(array, dtype=np.float32 if array.dtype in (np.float16, np.float32) else np.float64)
-    except InvalidInputError:
-        raise
-    except (ValueError, TypeError, OverflowError, AttributeError) as error:
-        raise NotNumbersError(name, "must be an array of numbers", remedy=_sentence(error)) from error
-
-
-def _raise_if_masked(values: Any, name: str) -> None:
+    bfloat16 becomes float32. Masked entries raise: numpy and scikit-learn would take what is below the mask.
+    """
     parts = values if isinstance(values, list | tuple) else (values,)
     if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
         remedy = "Fill them or remove their samples."
         raise InvalidInputError(name, "must not have masked entries", got="a masked array", remedy=remedy)
+    if is_tensor(values):
+        values, convert = plain_tensor(values, name).cpu(), methodcaller("numpy")
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
+    try:
+        is_plain = isinstance(values, np.ndarray) and values.dtype.kind != "c"
+        array = np.asarray(values if is_plain else convert(values))
+    except _CONVERSION_ERRORS as error:
+        raise NotNumbersError(name, "must be an array, a tensor or a list", remedy=_sentence(error)) from error
+    if array.ndim == 0 and array.dtype.kind == "O":
+        raise InvalidInputError(name, "must be an array, a tensor or a list", got=shown(values))
+    return array
+
+
+def to_array(values: Any, name: str) -> NDArray[Any]:
+    """Return labels, groups or ids as a numpy array: text as such, and every integer exactly."""
+    array = _as_numpy(values, name, np.asarray)
+    if not hasattr(values, "dtype"):  # numpy may have rounded large integers, or made text of numbers
+        is_large = array.dtype.kind == "f" and bool((np.abs(array) >= np.float64(MAX_EXACT_INTEGER)).any())
+        array = np.array(values, dtype=object) if is_large or array.dtype.kind == "U" else array
+    if array.dtype.kind not in "OT" or array.size == 0:
+        return array
+    entries = array.ravel().tolist()
+    if all(isinstance(entry, str) for entry in entries):
+        return array.astype(object).astype(str)  # T are numpy's strings of variable length
+    if all(isinstance(entry, Real) for entry in entries):
+        return _exact_numbers(entries, name).reshape(array.shape)
+    return array
+
+
+def _exact_numbers(numbers: list[Any], name: str) -> NDArray[Any]:
+    """Return numbers in a type that holds all of them exactly; numpy's would be float64, with 53 bits.
+
+    Whole numbers that are floats become integers beside integers.
+    """
+    integers = [int(number) for number in numbers if isinstance(number, Integral)]
+    others = np.array([number for number in numbers if not isinstance(number, Integral)], dtype=np.float64)
+    if not integers or not np.isfinite(others).all() or all(isinstance(number, bool | np.bool_) for number in numbers):
+        return np.array(numbers, dtype=None if integers and not others.size else np.float64)
+    if others.size and ((others % 1 != 0).any() or np.abs(others).max() > MAX_EXACT_INTEGER):
+        if max(map(abs, integers)) > MAX_EXACT_INTEGER:
+            raise InvalidInputError(name, "must be integers if some are above 2**53, which floats round")
+        return np.array(numbers, dtype=np.float64)
+    try:
+        dtype = np.int64 if max(integers) < 2**63 else np.uint64
+        return np.array([int(number) for number in numbers], dtype=dtype)
+    except OverflowError as error:
+        expected = "must be numbers of up to 64 bits, not negative beside 2**63 or more"
+        raise InvalidInputError(name, expected, got=shown(numbers), remedy="Pass them as text.") from error
+
+
+def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
+    """Return an array of real numbers in float32 or float64; half precision becomes float32, integers float64."""
+
+    def convert(given: Any) -> Any:
+        if isinstance(given, list | tuple):
+            return np.asarray(given)
+        from sklearn.utils import check_array
+
+        options = {"allow_nd": True, "ensure_all_finite": False, "ensure_min_samples": 0, "ensure_min_features": 0}
+        return check_array(given, dtype=None, ensure_2d=False, input_name=name, **options)
+
+    array = _as_numpy(values, name, convert)
+    dtype = np.float32 if array.dtype in (np.float16, np.float32) else np.float64
+    if array.dtype.kind in "biuf":
+        return array.astype(dtype, copy=False)
+    # Of text, bytes and dates float() would make numbers, though they are not meant as such.
+    wrong = next((entry for entry in array.flat if isinstance(entry, NOT_NUMBERS)), None)
+    if array.dtype.kind != "O" or wrong is not None:
+        got = f"text, {str(wrong)[:60]!r}" if isinstance(wrong, str) else str(array.dtype)
+        remedy = f"Convert it with {name}.astype(float), or leave such columns out."
+        raise InvalidInputError(name, "must be real numbers", got=got, remedy=remedy)
+    try:
+        return array.astype(dtype)
+    except _CONVERSION_ERRORS as error:
+        raise NotNumbersError(name, "must be an array of numbers", remedy=_sentence(error)) from error
 
 
 def _sentence(error: Exception) -> str:
@@ -194,17 +208,14 @@ def check_matrix(
     and clipped to ±1e15; one-dimensional ones, of a classifier with two classes, become a column (see
     :func:`check_scores`) unless more columns are expected.
     """
-    remedy = _LOGITS if logits else _EMBEDDINGS
-    is_dataset = any(kind.__module__.startswith("torch.utils.data") for kind in type(values).__mro__)
-    if values is None or isinstance(values, Iterator) or is_dataset:
-        raise InvalidInputError(name, "must be an array, a tensor or a list", got=shown(values), remedy=remedy)
-    tensor = plain_tensor(values, name) if is_tensor(values) else _shared_tensor(to_numbers(values, name))
+    tensor = plain_tensor(values, name) if is_tensor(values) else shared_tensor(to_numbers(values, name))
     if tensor.ndim == 1 and logits and columns in (None, 1):
         tensor = tensor[:, None]
     if tensor.ndim != 2:
         expected, got = "must have two dimensions (samples, features)", f"shape {tuple(tensor.shape)}"
         reshape = f"Reshape your data: {name}.reshape(1, -1) is one sample, {name}.reshape(-1, 1) one feature."
-        raise InvalidInputError(name, expected, got=got, remedy=remedy if tensor.ndim > 2 else reshape)
+        remedy = reshape if tensor.ndim < 2 else _LOGITS if logits else _EMBEDDINGS
+        raise InvalidInputError(name, expected, got=got, remedy=remedy)
     for count, noun in zip(tensor.shape, ("sample", "feature"), strict=True):
         if count == 0:
             got = f"0 {noun}(s) (shape={tuple(tensor.shape)}) while a minimum of 1 is required"
@@ -215,7 +226,8 @@ def check_matrix(
     return _bounded(tensor.to(computing_dtype(tensor.dtype)), name, logits=logits)
 
 
-def _shared_tensor(array: NDArray[np.floating[Any]]) -> torch.Tensor:
+def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return an array as a tensor that shares its memory, or a copy where torch cannot."""
     import torch
 
     if not array.flags.writeable or any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
@@ -298,25 +310,22 @@ def _check_distributions(probs: NDArray[np.floating[Any]], name: str, tolerance:
         proper = (sums <= 1) if probs.shape[1] == 1 else np.abs(sums - 1) <= tolerance
         if proper.all() and probs.min() >= 0:
             return
-        proper &= probs.min(axis=1) >= 0
-    row = int(np.argmin(proper))
+        row = int(np.argmin(proper & (probs.min(axis=1) >= 0)))
     wrong = ~np.isfinite(probs[row]) | (probs[row] < 0)
     column = int(np.argmax(wrong))
     got = f"{probs[row, column]:.6g} at row {row}, column {column}"
     if not np.isfinite(probs[row, column]):
         raise InvalidInputError(name, "must be finite", got=got, remedy=_NOT_FINITE)
-    expected = f"must hold probabilities that sum to 1 within {tolerance:g}"
     if probs.shape[1] == 1:
         expected = "must be probabilities of the second class, from 0 to 1"
-        remedy = remedy.replace("softmax", "sigmoid")
-    elif wrong.any():
-        expected = "must not be negative"
-    else:
-        got = f"a sum of {sums[row]:.6g} at row {row}"
-        if probs.max() <= 1:  # otherwise these are logits, as the remedy says
-            is_rounded = (np.abs(sums - 1) <= MAX_ROUNDED_SUM).all()
-            remedy = f"{remedy} {'Otherwise divide each row by its sum.' if is_rounded else MULTI_LABEL}"
-    raise InvalidInputError(name, expected, got=got, remedy=remedy)
+        raise InvalidInputError(name, expected, got=got, remedy=remedy.replace("softmax", "sigmoid"))
+    if wrong.any():
+        raise InvalidInputError(name, "must not be negative", got=got, remedy=remedy)
+    if probs.max() <= 1:  # otherwise these are logits, as the remedy says
+        are_rounded = (np.abs(sums - 1) <= MAX_ROUNDED_SUM).all()
+        remedy = f"{remedy} {'Otherwise divide each row by its sum.' if are_rounded else MULTI_LABEL}"
+    expected = f"must hold probabilities that sum to 1 within {tolerance:g}"
+    raise InvalidInputError(name, expected, got=f"a sum of {sums[row]:.6g} at row {row}", remedy=remedy)
 
 
 def _sum_tolerance(values: Any) -> float:
@@ -367,53 +376,52 @@ def check_labels(labels: Any, n_samples: int, name: str = "y") -> NDArray[Any]:
     """Return ``labels`` as a one-dimensional numpy array of ``n_samples`` class labels: text or numbers."""
     if labels is None:
         raise InvalidInputError(name, "is required: kcal requires y to be passed, but the target y is None")
-    array = to_array(labels, name)
-    if array.ndim == 2 and array.shape[1] == 1:
-        from sklearn.utils import column_or_1d
-
-        array = column_or_1d(array, warn=True, input_name=name)
-    array = _storable(_vector(array, n_samples, name), name)
+    array = _check_storable(check_vector(labels, n_samples, name), name)
     if array.dtype.kind == "f":
         raise_where(array % 1 != 0, array, name, "must be class labels", "Unknown label type: continuous.")
     return array
 
 
-def check_columns(labels: Any, n_samples: int, n_classes: int) -> NDArray[np.intp]:
-    """Return labels that are indices of the columns, 0 to n_classes − 1, or booleans of two, one per sample."""
-    array = _without_missing(_vector(to_array(labels, "labels"), n_samples, "labels"), "labels")
-    if array.dtype.kind == "b":
-        require_two_columns(n_classes, "labels")
-    elif array.dtype.kind not in "iu":
-        expected = "must be integers, the column indices of probs"
-        remedy = "Pass the column index of each label; evaluate and class_errors also take classes=."
-        if array.dtype.kind == "f" and (array % 1 == 0).all():
-            remedy = "Pass labels.astype(int)."
-        raise InvalidInputError("labels", expected, got=f"dtype {array.dtype}", remedy=remedy)
-    expected = f"must be column indices of probs, 0 to {n_classes - 1}"
-    remedy = "Subtract 1 from labels that count from 1; evaluate and class_errors also take classes=."
-    raise_where((array < 0) | (array >= n_classes), array, "labels", expected, remedy)
-    return array.astype(np.intp, copy=False)
+def check_columns(labels: Any, n_samples: int, n_columns: int, name: str = "labels", remedy: str = "") -> NDArray[Any]:
+    """Return labels that are indices of the columns, 0 to n_columns − 1, or booleans of two, one per sample."""
+    array = check_labels(labels, n_samples, name)
+    if array.dtype.kind == "U" or (array.dtype.kind == "b" and n_columns != 2):
+        expected = f"must be column indices, 0 to {n_columns - 1}"
+        remedy = NAME_COLUMNS if array.dtype.kind == "U" else f"Pass {name}.astype(int) if they are columns 0 and 1."
+        raise InvalidInputError(name, expected, got=f"labels of dtype {array.dtype}", remedy=remedy)
+    expected = f"must be column indices from 0 to {n_columns - 1}"
+    remedy = remedy or f"Subtract 1 from labels that count from 1. {NAME_COLUMNS}"
+    raise_where((array < 0) | (array >= n_columns), array, name, expected, remedy)
+    return array
 
 
-def require_two_columns(n_columns: int, name: str) -> None:
-    """Raise if labels that are booleans, False for the first column and True for the second, have more columns."""
-    if n_columns != 2:
-        expected, got = f"must be column indices, 0 to {n_columns - 1}", "booleans, which are labels of two classes"
-        raise InvalidInputError(name, expected, got=got, remedy=f"Pass {name}.astype(int) if they are columns 0 and 1.")
-
-
-def check_groups(groups: Any, n_samples: int, name: str = "groups") -> NDArray[np.int64]:
+def check_groups(groups: Any, n_samples: int, name: str = "groups", *, minimum: int = 1) -> NDArray[np.int64]:
     """Return one integer code per sample, equal where ``groups`` (patients, speakers, sites) are equal."""
-    array = _without_missing(_vector(to_array(groups, name), n_samples, name), name)
+    array = check_vector(groups, n_samples, name)
     try:
-        return np.unique(array, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        found, codes = np.unique(array, return_inverse=True)
     except TypeError as error:
+        raise InvalidInputError(name, "must be text or numbers", got=f"{shown(array[0])} at row 0") from error
+    if len(found) < minimum:
+        raise InvalidInputError(name, f"must have at least {minimum} groups for an interval", got=str(len(found)))
+    return codes.reshape(-1).astype(np.int64)
+
+
+def check_group_names(groups: Any, n_samples: int, name: str = "groups") -> NDArray[Any]:
+    """Return the name of the group of each sample: text, numbers or booleans; times and the like become text."""
+    array = check_vector(groups, n_samples, name)
+    if array.dtype.kind in "biufU":
+        return array
+    check_groups(array, n_samples, name)
+    try:
+        return array.astype(str)
+    except ValueError as error:  # of tuples
         raise InvalidInputError(name, "must be text or numbers", got=f"{shown(array[0])} at row 0") from error
 
 
 def check_ids(ids: Any, n_samples: int) -> NDArray[Any]:
     """Return one unique identifier per sample."""
-    array = _storable(_vector(to_array(ids, "ids"), n_samples, "ids"), "ids")
+    array = _check_storable(check_vector(ids, n_samples, "ids"), "ids")
     unique, counts = np.unique(array, return_counts=True)
     if len(unique) < n_samples:
         repeated = unique[counts > 1].tolist()[0]
@@ -444,17 +452,48 @@ def check_weights(weights: Any, n_samples: int, name: str = "sample_weight") -> 
 
 def check_nonnegative(weights: Any, n_samples: int, name: str) -> NDArray[np.float64]:
     """Return weights as they are given, finite and not negative, one per sample."""
-    array = _vector(to_numbers(weights, name), n_samples, name).astype(np.float64)
+    array = _check_shape(to_numbers(weights, name), n_samples, name).astype(np.float64)
     raise_where(~(np.isfinite(array) & (array >= 0)), array, name, "must be finite and not negative")
     return array
 
 
-def _vector(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
-    """Return an array; raise unless it is one-dimensional with one entry per sample."""
+def check_vector(values: Any, n_samples: int, name: str) -> NDArray[Any]:
+    """Return one entry per sample; raise for None, NaN, NA, NaT and infinity, and for text beside numbers."""
+    array = _check_shape(to_array(values, name), n_samples, name)
+    missing = np.zeros(n_samples, dtype=np.bool_)
+    if array.dtype.kind in "fMm":
+        missing = ~np.isfinite(array)
+    elif array.dtype.kind == "O":
+        import pandas
+
+        missing = np.asarray(pandas.isna(array))
+    raise_where(missing, array, name, "must have no missing entries", "Leave such samples out.")
+    if array.dtype.kind == "O":
+        is_text = np.array([isinstance(value, str) for value in array])
+        raise_where(is_text != is_text[:1], array, name, "must be all text or all numbers")
+    return array
+
+
+def check_frequencies(values: Any, n_classes: int, name: str, remedy: str = "") -> NDArray[np.float64]:
+    """Return class frequencies, (n_classes,), that sum to 1."""
+    array = to_numbers(values, name).astype(np.float64)
+    if array.shape != (n_classes,):
+        expected = f"must have one number per class ({n_classes})"
+        raise InvalidInputError(name, expected, got=shown(values), remedy=remedy)
+    if not (np.isfinite(array).all() and array.min() >= 0 and abs(array.sum() - 1) < SUM_TOLERANCE):
+        raise InvalidInputError(name, "must be frequencies that sum to 1", got=shown(array.tolist()), remedy=remedy)
+    return np.asarray(array / array.sum())
+
+
+def _check_shape(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
+    """Return a vector of ``n_samples`` entries; a single column is taken with the warning of scikit-learn."""
+    if array.shape[1:] == (1,):
+        from sklearn.utils import column_or_1d
+
+        array = column_or_1d(array, warn=True, input_name=name)
     if array.ndim != 1:
-        remedy = f"Pass {name}.ravel()." if array.shape[1:] == (1,) else ""
-        if array.ndim == 2 and not remedy and name.endswith(("y", "labels")):
-            remedy = f"Pass {name}.argmax(axis=1) of one-hot rows. {MULTI_LABEL}"
+        is_label = array.ndim == 2 and (name == "y" or "labels" in name)
+        remedy = f"Pass {name}.argmax(axis=1) of one-hot rows. {MULTI_LABEL}" if is_label else ""
         raise InvalidInputError(name, "must be one-dimensional", got=f"shape {array.shape}", remedy=remedy)
     if len(array) != n_samples:
         got = f"{len(array)} entries for {n_samples} samples (inconsistent numbers of samples)"
@@ -462,30 +501,13 @@ def _vector(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]:
     return array
 
 
-def _without_missing(array: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return a vector; raise for None, NaN, NA, NaT and infinity, and for text beside numbers."""
-    if array.dtype.kind in "fMm":
-        words = np.where(np.isnan(array), "NaN", "infinity")
-        raise_where(~np.isfinite(array), words, name, "must have no missing entries", "Leave such samples out.")
-    if array.dtype.kind != "O":
-        return array
-    for row, value in enumerate(array):
-        if value is None or type(value).__name__ in ("NAType", "NaTType") or bool(np.any(value != value)):
-            raise InvalidInputError(name, "must have no missing entries", got=f"{value!r} at row {row}")
-        if isinstance(value, str) != isinstance(array[0], str):
-            got = f"{array[0]!r} at row 0 and {value!r} at row {row}"
-            raise InvalidInputError(name, "must be all text or all numbers", got=got)
-    return array
-
-
-def _storable(array: NDArray[Any], name: str) -> NDArray[Any]:
+def _check_storable(array: NDArray[Any], name: str) -> NDArray[Any]:
     """Return labels, classes or ids; raise for what cannot be saved: times, complex numbers, bytes, Python objects."""
-    array = _without_missing(array, name)
-    if array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8):
+    if array.dtype.kind in "biuU" or (array.dtype.kind == "f" and array.dtype.itemsize <= 8) or array.size == 0:
         return array
     got = str(array.dtype)
     if array.dtype.kind == "O":
-        unusual = next((entry for entry in array if not isinstance(entry, Real)), array[0])
+        unusual = next((entry for entry in array if not isinstance(entry, Real)), None)
         got = f"{str(unusual)[:60]!r}, a Python object of type {type(unusual).__name__}"
     remedy = f"Unknown label type: convert it with np.array({name}).astype(str), or astype(int) for integers."
     raise InvalidInputError(name, "must be text, booleans or numbers of up to 64 bits", got=got, remedy=remedy)
@@ -494,60 +516,43 @@ def _storable(array: NDArray[Any], name: str) -> NDArray[Any]:
 # ---------------------------------------------------------------- classes
 
 
-def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None) -> NDArray[Any]:
+def collect_classes(label_sets: Sequence[NDArray[Any]], classes: Any = None, name: str = "labels") -> NDArray[Any]:
     """Return the sorted union of all labels, or ``classes`` in the caller's order; booleans are two classes."""
     if classes is None:
         if len({labels.dtype.kind in "US" for labels in label_sets}) > 1:
             got = "text in one set, numbers in another"
-            raise InvalidInputError("labels", "must be all text or all numbers", got=got)
+            raise InvalidInputError(name, "must be all text or all numbers", got=got)
         if all(labels.dtype.kind == "b" for labels in label_sets):
             return np.array([False, True])
-        return np.unique(np.concatenate(of_one_type([np.unique(labels) for labels in label_sets])))
+        return np.unique(np.concatenate(of_one_type([np.unique(labels) for labels in label_sets], name)))
     array = to_array(classes, "classes")
     if array.ndim == 1 and len(array):
-        array = _storable(array, "classes")
+        array = _check_storable(check_vector(array, len(array), "classes"), "classes")
     if array.ndim != 1 or len(array) == 0 or len(np.unique(array)) != len(array):
         raise InvalidInputError("classes", "must list every class once", got=shown(classes))
     return array
 
 
 def of_one_type(arrays: list[NDArray[Any]], name: str = "labels") -> list[NDArray[Any]]:
-    """Return numbers in a type that holds all of them exactly; numpy's would be float64, with 53 bits.
-
-    Whole numbers that are floats become integers beside integers.
-    """
-    floats, integers = ([array for array in arrays if array.dtype.kind in kinds] for kinds in ("f", "iu"))
+    """Return numbers in a type that holds all of them exactly; whole floats become integers beside integers."""
     kinds = {array.dtype.kind for array in arrays} - {"b"}
     if len(kinds) < 2 or not kinds <= set("iuf"):
         return arrays
-    lowest = min(int(array.min(initial=0)) for array in integers)
-    highest = max(int(array.max(initial=0)) for array in integers)
-    has_fractions = any((array % 1 != 0).any() for array in floats)
-    if has_fractions and max(-lowest, highest) <= MAX_EXACT_INTEGER:
-        return arrays
-    if has_fractions or any((np.abs(array) > MAX_EXACT_INTEGER).any() for array in floats):
-        raise InvalidInputError(name, "must be integers if some are above 2**53, which floats round", got="floats too")
-    if highest >= 2**63 and min(lowest, *(float(array.min(initial=0)) for array in floats), 0) < 0:
-        raise InvalidInputError(name, "must not have negative numbers beside numbers of 2**63 or more")
-    return [array.astype(np.int64 if highest < 2**63 else np.uint64) for array in arrays]
+    merged = _exact_numbers([number for array in arrays for number in array.tolist()], name)
+    return np.split(merged, np.cumsum([len(array) for array in arrays])[:-1])
 
 
 def encode_labels(labels: NDArray[Any], classes: NDArray[Any], name: str = "labels") -> NDArray[np.int64]:
     """Return the position of every label in ``classes``."""
-    unknown = np.full(len(labels), (labels.dtype.kind in "US") != (classes.dtype.kind in "US"))
-    codes = np.zeros(len(labels), dtype=np.int64)
-    if not unknown.any():
-        classes, labels = of_one_type([classes, labels], name)
-        order = np.argsort(classes, kind="stable")
-        codes = order[np.minimum(np.searchsorted(classes[order], labels), len(classes) - 1)]
-        unknown = classes[codes] != labels
-    if unknown.any():
-        row = int(np.argmax(unknown))
-        value = labels[row].item() if hasattr(labels[row], "item") else labels[row]
+    positions = {label: position for position, label in enumerate(classes.tolist())}  # equal numbers of any type agree
+    codes = np.array([positions.get(label, -1) for label in labels.tolist()], dtype=np.int64)
+    if (codes < 0).any():
+        row = int(np.argmin(codes))
+        value = labels[row].item()
         known = f"{', '.join(map(repr, classes[:5].tolist()))}{', …' if len(classes) > 5 else ''}"
         expected, got = f"must be one of the {len(classes)} classes {known}", f"{value!r} at row {row}"
         raise InvalidInputError(name, expected, got=got, remedy="If the class exists, name it in classes, too.")
-    return codes.astype(np.int64)
+    return codes
 
 
 def column_names(table: Any) -> list[str]:
@@ -556,27 +561,29 @@ def column_names(table: Any) -> list[str]:
     return [str(name) for name in (getattr(table, "columns", []) if names is None else names)]
 
 
-def check_column_order(table: Any, classes: NDArray[Any]) -> None:
-    """Raise if the columns of a table are called as the classes, but in another order."""
-    names, labels = column_names(table), [str(label) for label in classes.tolist()]
-    if names != labels and sorted(names) == sorted(labels):
-        expected = f"must follow the columns of the table, {', '.join(names[:5])}{', …' if names[5:] else ''}"
-        raise InvalidInputError("classes", expected, got=f"{', '.join(labels[:5])}{', …' if labels[5:] else ''}")
+def column_classes(
+    table: Any, labels: NDArray[Any], n_columns: int, classes: Any, name: str, remedy: str = ""
+) -> NDArray[Any] | None:
+    """Return the class of every column: ``classes``, or the names of the columns of a table if the labels are text.
 
-
-def table_classes(table: Any, labels: NDArray[Any], name: str = "y") -> NDArray[Any] | None:
-    """Return the classes of the columns of a table, which are their names, if the labels are text; otherwise None.
-
-    A table of one column has the logit or probability of the second of two classes: its name is not that of a class.
+    Otherwise None. A table of one column has the logit or probability of the second of two classes: its name is not
+    that of a class.
     """
     names = column_names(table)
-    if labels.dtype.kind != "U" or len(names) < 2:
-        return None
-    columns = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
-    expected = f"must be names of the columns ({columns}) if classes are not given"
-    remedy = "Pass classes= with the label of every column, in order."
-    raise_where(~np.isin(labels, names), labels, name, expected, remedy)
-    return np.array(names)
+    if classes is None:
+        if labels.dtype.kind != "U" or len(names) < 2:
+            return None
+        expected = f"must be names of the columns ({shorten(names)}) if classes are not given"
+        raise_where(~np.isin(labels, names), labels, name, expected, NAME_COLUMNS)
+    known = collect_classes([], names if classes is None else classes)
+    if len(known) != n_columns:
+        expected = f"must name all {n_columns} columns, in their order"
+        raise InvalidInputError("classes", expected, got=f"{len(known)} classes", remedy=remedy)
+    texts = [str(label) for label in known.tolist()]
+    if names != texts and sorted(names) == sorted(texts):
+        expected = f"must follow the columns of the table, {shorten(names)}"
+        raise InvalidInputError("classes", expected, got=shorten(texts))
+    return known
 
 
 # ---------------------------------------------------------------- single options
@@ -599,7 +606,7 @@ def check_number(
     value: Any, name: str, *, minimum: float, maximum: float = inf, exclusive: bool = False, expected: str = ""
 ) -> float:
     """Return a finite number; raise if ``value`` is not one or is out of bounds (which ``exclusive`` excludes)."""
-    if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         try:
             number = float(value)
         except OverflowError:
@@ -678,3 +685,9 @@ def shown(value: Any) -> str:
     except (RuntimeError, ValueError):  # a nested tensor, an integer of too many digits
         pass
     return f"an object of type {type(value).__name__}"
+
+
+def shorten(names: Sequence[Any], limit: int = 8) -> str:
+    """Return the first few names, for a message."""
+    more = f", … ({len(names):,} in all)" if len(names) > limit else ""
+    return ", ".join(str(name) for name in names[:limit]) + more

@@ -263,7 +263,8 @@ def test_a_half_life_lets_samples_leave_in_the_end() -> None:
 
 
 def test_invalid_options_are_refused() -> None:
-    for wrong in ({"growth": 1.0}, {"window": 0}, {"half_life": -1.0}, {"max_per_class": 2.5}, {"fit_exponent": 1}):
+    half_lives = [{"half_life": value} for value in (-1.0, 1e-308)]
+    for wrong in ({"growth": 1.0}, {"window": 0}, *half_lives, {"max_per_class": 2.5}, {"fit_exponent": 1}):
         with pytest.raises(InvalidInputError, match=next(iter(wrong))):
             Updates(**wrong)
     with pytest.raises(InvalidInputError, match=r"updates must be a kcal\.Updates"):

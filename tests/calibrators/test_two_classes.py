@@ -144,7 +144,7 @@ def test_labels_that_name_no_column_are_refused() -> None:
 
 def test_a_table_of_one_column_names_no_class() -> None:
     table = pd.DataFrame({"spam": LOGITS})
-    with pytest.raises(InvalidInputError, match=r"y must be column indices if classes are not given.* classes="):
+    with pytest.raises(InvalidInputError, match=r"^y must be column indices.* classes="):
         TemperatureScaling().fit(table, np.array(["ham", "spam"])[LABELS])
     fitted = TemperatureScaling().fit(table, np.array(["ham", "spam"])[LABELS], classes=["ham", "spam"])
     assert set(fitted.predict(table)) == {"ham", "spam"}

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,21 @@ def test_token_is_shown_when_the_command_is_quiet(run, tmp_path):
     assert find_token(read_tokens(file), made.stdout.strip()).name == "ward"
     made = run("token", "create", str(file), "--name", "other", "--scope", "predict", "-q", "--json", "-")
     assert find_token(read_tokens(file), json.loads(made.stdout)["token"]).name == "other"
+
+
+@pytest.mark.parametrize("name", ["missing/tokens.json", "."])
+def test_token_file_that_cannot_be_written_is_named_as_in_the_help(run, name):
+    words = ["token", "create", name, "--name", "ward", "--scope", "predict"]
+    assert run(*words, code=1).stderr.startswith("error: FILE must be ")
+    assert not Path("missing").exists()
+
+
+def test_json_does_not_replace_the_token_file(run):
+    run("token", "create", "tokens.json", "--name", "ward", "--scope", "predict")
+    before = Path("tokens.json").read_bytes()
+    for words in (["list"], ["revoke", "--name", "ward"], ["create", "--name", "other", "--scope", "admin"]):
+        assert "--json" in run("token", words[0], "tokens.json", *words[1:], "--json", "tokens.json", code=2).stderr
+    assert Path("tokens.json").read_bytes() == before
 
 
 CHANGES = """

@@ -66,6 +66,7 @@ BATCHES: dict[str, Any] = {
     "loader": DataLoader(TensorDataset(X, Y), batch_size=7),
     "stream": DataLoader(Stream(), batch_size=6),
     "numpy": [(X.numpy(), Y.numpy())],
+    "reversed view": [(X.numpy()[::-1].copy()[::-1], Y.numpy()[::-1].copy()[::-1])],
     "generator": lambda: ((X[i : i + 5], Y[i : i + 5]) for i in range(0, 20, 5)),
 }
 
@@ -228,6 +229,10 @@ def test_outputs_that_are_not_finite_raise_with_the_batch(value: float, network:
         ([(X, Y), (X[:0], Y[:0])], "batches .* batch 1"),
         (X, "loader .*Pass a DataLoader"),
         (7, "loader"),
+        ("outputs.npz", "batches .* batch 0"),
+        ([1.0, 2.0], "batches .* batch 0"),
+        ([None], "batches .* batch 0"),
+        ([(np.ma.masked_array(X.numpy(), X.numpy() > 0), Y)], "batches .*masked"),
         ([(X, Y, Y)], "batches .*Pass batch="),
         ([{"input": X, "labels": Y, "label": Y}], "batches .*'labels' and 'label'"),
         ([{"input": X, "labels": Y, "index": torch.arange(20)}], "batches .*'index'.*Pass batch="),

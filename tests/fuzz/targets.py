@@ -80,6 +80,13 @@ def performance(**arguments: Any) -> Any:
     return np.array(kcal.estimate_performance(**arguments).accuracy)
 
 
+FITTED = kcal.KCal(projection="identity", bandwidth=0.7).fit(EMBEDDINGS, LABELS, groups=GROUPS)
+
+
+def added(**arguments: Any) -> Any:
+    return FITTED.snapshot().partial_fit(**arguments).predict_proba(EMBEDDINGS[:5] * 0.8)
+
+
 KNOWN = {"calibration_probs": PROBS, "calibration_labels": LABELS}
 OPTIONS = {"reference": PRIOR, "strength": 1.0, "confidence": 0.9}
 TENSORS = {"logits": torch.as_tensor(LOGITS), "labels": torch.as_tensor(LABELS)}
@@ -95,5 +102,11 @@ TARGETS = [
     Target("focal_loss", losses.focal_loss, {}, TENSORS | {"gamma": 2.0, "reduction": "mean"}),
     Target("mmce_loss", losses.mmce_loss, {}, TENSORS | {"coefficient": 1.0}),
     Target("average_ranks", metrics.average_ranks, {}, {"tasks": {"task": {"a": [0.1, 0.2], "b": [0.3, 0.4]}}}),
+    Target("explain", lambda **given: FITTED.explain(**given).probabilities, {"X": EMBEDDINGS[:5] * 0.9}, {"k": 5}),
+    Target("example_inputs", lambda n_rows: FITTED.example_inputs(n_rows)["embeddings"], {}, {"n_rows": 5}),
+    Target("compress", lambda **given: FITTED.compress(**given).predict_proba(EMBEDDINGS[:5] * 0.9), {"groups": GROUPS},
+           {"size": 9, "min_cluster_size": 1}),
+    Target("partial_fit", added,
+           {"X": EMBEDDINGS[:5] * 0.9, "y": LABELS[:5], "groups": GROUPS[:5], "ids": np.arange(5)}, {}),
     Target("load", kcal.load, {}, {"path": "missing.kcal"}),
 ]  # fmt: skip

@@ -60,6 +60,7 @@ ARRAYS: dict[str, Maker] = {
     "complex tensor": lambda given: torch.as_tensor(np.asarray(given)).to(torch.complex64),
     "other columns": lambda given: np.asarray(given)[..., :-1],
     "missing in pandas": lambda given: _series(given),
+    "tuples": lambda given: pd.Series([(place, 1) for place in range(len(given))]),
     "objects": lambda given: np.array([object()] * len(given), dtype=object),
     "huge": lambda given: np.full(np.shape(given), 1e17),
     "tiny": lambda given: np.full(np.shape(given), 1e-300),

@@ -38,8 +38,8 @@ def test_invalid_probabilities_are_named_with_row_and_remedy(probs, got):
         ([0, 2], "2 entries for 3 samples"),
         ([0, 3, 1], "3 at row 1"),
         ([0, 1, -1], "-1 at row 2"),
-        ([0.0, 1.0, 2.0], r"dtype float64. Pass labels.astype\(int\)"),
-        (["cat", "dog", "cat"], "dtype <U3"),
+        ([0.0, 1.0, 1.5], "1.5 at row 2"),
+        (["cat", "dog", "cat"], "labels of dtype <U3"),
         (np.eye(3, dtype=int), r"shape \(3, 3\). Pass labels.argmax\(axis=1\)"),
         (np.array([0, 2**64 - 1, 0], dtype=np.uint64), "18446744073709551615 at row 1"),
     ],
@@ -47,6 +47,13 @@ def test_invalid_probabilities_are_named_with_row_and_remedy(probs, got):
 def test_invalid_labels_are_named_with_row_and_remedy(labels, got):
     with pytest.raises(InvalidInputError, match=rf"^labels must .*got {got}"):
         accuracy(PROBS, labels)
+
+
+@pytest.mark.parametrize(
+    "labels", [[0.0, 2.0, 1.0], torch.tensor([0.0, 2.0, 1.0]), np.array([0.0, 2, 1], dtype=object)]
+)
+def test_whole_numbers_of_any_type_are_columns_as_in_fits(labels):
+    assert accuracy(PROBS, labels) == accuracy(PROBS, [0, 2, 1])
 
 
 def test_half_precision_rows_may_miss_1_by_their_rounding():

@@ -45,6 +45,15 @@ def test_every_metric_has_an_interval_and_a_seed_decides_it():
     assert frame.loc["smooth_calibration_error", ["debiased", "low", "high"]].isna().all()  # biased, without interval
 
 
+@pytest.mark.parametrize("compute", [evaluate, class_errors])
+def test_one_group_or_row_has_no_interval(compute):
+    probs, labels = two_classes(20, 0.0, np.random.default_rng(15))
+    with pytest.raises(InvalidInputError, match=r"^groups must have at least two groups"):
+        compute(probs, labels, confidence=0.9, resamples=20, groups=np.zeros(20))
+    with pytest.raises(InvalidInputError, match=r"^probs must have at least two rows"):
+        compute(probs[:1], labels[:1], confidence=0.9, resamples=20)
+
+
 def test_groups_are_resampled_whole():
     """20 rows each 50 times: as groups they are 20 samples, as rows they look like 1,000."""
     generator = np.random.default_rng(15)

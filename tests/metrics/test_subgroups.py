@@ -117,12 +117,19 @@ def test_calibrated_subgroups_are_rarely_marked(grouped):
 def test_subgroups_of_one_sample_or_group_have_no_interval():
     probs, labels = drawn(60, np.random.default_rng(4))
     by = np.repeat(["a", "b", "c"], 20)
-    found = evaluate(probs, labels, by=by, groups=np.r_[np.zeros(20), np.arange(1, 41)], resamples=20)
+    with pytest.warns(KcalWarning, match=r"1 of the 3 subgroups \(a\) have a single group"):
+        found = evaluate(probs, labels, by=by, groups=np.r_[np.zeros(20), np.arange(1, 41)], resamples=20)
     assert np.isnan([found.low[0], found.high[0], found.p_values[0], found.difference_p_values[0]]).all()
     assert np.isfinite(found.low[1:]).all()
     whole = evaluate(probs, labels, by=np.zeros(60), resamples=20)
     assert np.isnan(whole.difference_p_values).all()
     assert np.isfinite(whole.p_values).all()
+
+
+def test_one_group_has_no_interval_of_any_subgroup():
+    probs, labels = drawn(60, np.random.default_rng(4))
+    with pytest.raises(InvalidInputError, match=r"^groups must have at least two groups"):
+        evaluate(probs, labels, by=np.repeat(["a", "b", "c"], 20), groups=["same patient"] * 60, resamples=20)
 
 
 @pytest.mark.parametrize("by", [["a"], [None, "b"], np.eye(2), {"a": 1}])
@@ -131,3 +138,11 @@ def test_invalid_subgroups_are_named(by):
         evaluate([[0.5, 0.5], [0.3, 0.7]], [0, 1], by=by)
     with pytest.raises(InvalidInputError, match=r"^by must have at most 1,000"):
         evaluate(np.full((1001, 2), 0.5), np.zeros(1001, dtype=int), by=np.arange(1001.0))
+
+
+def test_ranges_of_numbers_are_in_their_order():
+    probs, labels = drawn(60, np.random.default_rng(4))
+    ages = pd.Series(np.tile([7, 35, 90], 20), name="age")
+    found = evaluate(probs, labels, by=pd.cut(ages, [0, 9, 80, 100]), resamples=20)
+    assert [str(name) for name in found.names] == ["(0, 9]", "(9, 80]", "(80, 100]"]
+    assert found.by == "age"

@@ -183,6 +183,16 @@ def test_whole_groups_vary_in_the_intervals():
     np.testing.assert_allclose(repeated.covariance, alone.covariance * 300 / 299, rtol=1e-4)
 
 
+def test_one_group_says_nothing_of_the_variance():
+    """The influences of all rows sum to 0: the intervals had almost no width."""
+    probs, labels, one = biased(draw(60, AFTER, 1)[0]), np.arange(60) % len(BEFORE), ["the same patient"] * 60
+    with pytest.raises(InvalidInputError, match=r"^groups must have at least 2 groups"):
+        estimate_prior(probs, reference=BEFORE, groups=one)
+    known = {"calibration_probs": probs, "calibration_labels": labels, "calibration_groups": one}
+    with pytest.raises(InvalidInputError, match=r"^calibration_groups must have at least 2 groups"):
+        estimate_prior(probs, **known)
+
+
 def test_whole_groups_of_the_calibration_set_vary_too():
     points, cal_points, cal_labels = draw(400, AFTER, 1)[0], *draw(200, BEFORE, 2)
     known = {"calibration_probs": biased(cal_points), "calibration_labels": cal_labels}
@@ -218,6 +228,7 @@ def test_adjusted_predictions_follow_bayes_rule():
         ("calibration_probs", {"calibration_labels": [0], "calibration_probs": [[0.2, 0.3, 0.5]]}),
         ("calibration_probs", {"reference": [0.5, 0.5], "calibration_groups": [0, 1]}),
         ("classes", {"reference": [0.5, 0.5], "classes": ["a"]}),
+        ("strength", {"reference": [0.5, 0.5], "strength": 1e308}),
     ],
 )
 def test_wrong_arguments_are_named(parameter, options):

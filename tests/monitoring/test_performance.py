@@ -77,6 +77,14 @@ def test_whole_groups_are_drawn_from_the_population():
         estimate_performance(probs, groups=groups)
 
 
+def test_one_group_or_row_says_nothing_of_the_population():
+    probs = random_probs(60, 3, seed=5)
+    with pytest.raises(InvalidInputError, match=r"^groups must have at least 2 groups"):
+        estimate_performance(probs, groups=np.zeros(60), target="population")
+    with pytest.raises(InvalidInputError, match=r"^probs must have at least two rows"):
+        estimate_performance(probs[:1], target="population")
+
+
 def test_certain_predictions_have_no_doubt_and_the_frame_holds_every_number():
     found = estimate_performance(np.eye(3)[[0, 1, 1, 0]], classes=["no", "yes", "perhaps"])
     assert found.accuracy == (1, 1, 1)

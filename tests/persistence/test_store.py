@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import kcal
 from kcal import ClassifierOutputs
@@ -53,6 +54,19 @@ def test_everything_comes_back_in_order(store: CalibrationStore) -> None:
         np.testing.assert_array_equal(getattr(stored, name), expected)
     assert stored.ids.tolist() == ids
     assert store.contains([ids[2], "nobody", ids[0]]) == [True, False, True]
+
+
+def test_weights_of_any_kind_are_stored(store: CalibrationStore) -> None:
+    store.append(outputs(3, weights=torch.tensor([1.0, 2.0, 3.0], dtype=torch.bfloat16, requires_grad=True)))
+    assert store.samples().weights.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_empty_lists_of_ids_change_nothing(store: CalibrationStore) -> None:
+    store.append(outputs(3))
+    for nobody in ([], np.array([], dtype=object)):
+        store.correct(nobody, [])
+        store.delete(nobody)
+    assert len(store) == 3
 
 
 def test_reopened_store_has_the_same_samples(store: CalibrationStore, tmp_path: Path) -> None:

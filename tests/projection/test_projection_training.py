@@ -206,7 +206,7 @@ def test_group_is_not_predicted_from_itself():
         ({"groups": np.zeros(240)}, "train_groups"),
         ({"projection": nn.Identity()}, "projection"),
         ({"projection": nn.Linear(12, 2).requires_grad_(False)}, "projection"),
-        ({"projection": "mlp"}, "projection"),
+        *(({"projection": value}, "projection") for value in ("mlp", ["residual"], {})),
         ({"dimension": 13}, "dimension"),
         *(({"dimension": value}, "dimension") for value in (0, 2.0, True, "32", None)),
         ({"seed": -1}, "seed"),

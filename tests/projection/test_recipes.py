@@ -78,6 +78,7 @@ WORDS += [(FastRecipe, "unit_length"), (PaperRecipe, "monitor")]
         *((*place, value) for place in NUMBERS for value in (0, float("nan"), "1", True)),
         *((*place, value) for place in FROM_ZERO for value in (-0.5, float("inf"), None)),
         *((*place, value) for place in WORDS for value in ("other", 1)),
+        *((recipe, "bandwidth", 1e-308) for recipe in (FastRecipe, PaperRecipe)),
         (FastRecipe, "steps", 2.5),
         (FastRecipe, "steps", "many"),
         (FastRecipe, "warm_up", 1.0),

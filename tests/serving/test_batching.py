@@ -10,6 +10,7 @@ import pytest
 from fastapi import HTTPException
 from hypothesis import given
 from hypothesis import strategies as st
+from running_service import until
 
 from kcal.serving.service import Batcher
 
@@ -50,9 +51,10 @@ def test_full_batch_does_not_wait():
 
 
 def test_full_queue_is_refused_and_an_error_is_that_of_its_batch():
-    gate = threading.Event()
+    gate, started = threading.Event(), threading.Event()
 
     def run(batch):
+        started.set()
         gate.wait()
         if batch[0].name == 1:
             raise ZeroDivisionError
@@ -60,7 +62,9 @@ def test_full_queue_is_refused_and_an_error_is_that_of_its_batch():
 
     async def story():
         batcher = Batcher(run, 1, 0.0, 2)
-        waiting = [asyncio.create_task(batcher.submit(Job(name))) for name in range(3)]  # a thread takes the first
+        waiting = [asyncio.create_task(batcher.submit(Job(0)))]
+        await until(started.is_set)  # a thread has taken the first
+        waiting += [asyncio.create_task(batcher.submit(Job(name))) for name in (1, 2)]
         await asyncio.sleep(0)
         with pytest.raises(HTTPException) as error:
             await batcher.submit(Job(3))

@@ -14,7 +14,7 @@ from contextlib import closing
 import httpx
 import numpy as np
 import pytest
-from running_service import Running, in_process, running, until, wait_until
+from running_service import PATIENCE, Running, in_process, running, until, wait_until
 
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.serving.app import listen, make_app
@@ -163,6 +163,29 @@ async def test_bodies_together_have_a_limit(path):
         # half a body is more JSON than is allowed
         assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {413}
         assert (await client.post("/predict", json=ROW)).status_code == 200
+
+
+async def test_a_client_that_stops_in_its_body_gets_an_answer(path, monkeypatch):
+    monkeypatch.setattr("kcal.serving.app.BODY_SECONDS", 0.05)
+
+    async def begin():
+        yield b'{"embeddings"'
+        await asyncio.sleep(PATIENCE)
+
+    async with in_process(path) as (client, _):
+        answer = await client.post("/predict", content=begin())
+        assert (answer.status_code, "body" in answer.json()["error"]) == (408, True)
+        await client.predict([0.0] * 6)
+
+
+@pytest.mark.parametrize("start", [b"GET /readyz", b"POST /predict"])
+@pytest.mark.parametrize("endless", [b"a" * 2**17, b"x: y\r\n" * 2**14])
+def test_headers_without_end_are_refused_before_they_fill_the_memory(service, start, endless):
+    host, port = service.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as client:
+        client.sendall(start + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nx: ")
+        client.sendall(endless)
+        assert client.recv(100).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("path", ["/predict", "/v2/models/animals/infer"])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -29,7 +29,7 @@ from kcal.calibrators.state import (
 )
 from kcal.errors import FileFormatError, InvalidInputError
 from kcal.modes import without_autocast
-from kcal.threads import map_blocks, threads_for
+from kcal.threads import map_blocks, small_operations
 from kcal.validation import (
     ArrayKind,
     check_choice,
@@ -46,17 +46,22 @@ from kcal.validation import (
 )
 
 REPRESENTATIONS = ("logits", "probabilities")
-EXAMPLE_ROWS = 64
+EXAMPLE_ROWS, MAX_EXAMPLE_ROWS = 64, 10**6
 MAX_FEATURES = 10**7
 """Of a calibrator in a file: no number in it may make loading allocate much memory."""
-FEW_ROWS = 64
-"""Rows that are predicted without a limit of threads: their operations are too small to be split."""
 MAX_BLOCK_ENTRIES = 2**17
 """Largest tensor of a block of predictions: bounds their memory for any number of rows."""
 
 Tensors = Mapping[str, torch.Tensor]
 REQUIRED: Any = object()
 """Default of what a model cannot do without."""
+
+
+@contextmanager
+def prediction_mode() -> Iterator[None]:
+    """Predict in the precision of the tensors, each operation on one thread: on a busy machine threads wait long."""
+    with without_autocast(), small_operations():
+        yield
 
 
 @dataclass(frozen=True)
@@ -215,25 +220,20 @@ class CalibrationModel(nn.Module):
         return next((buffer.device for buffer in self.buffers()), torch.device("cpu"))
 
     def in_blocks(self, embeddings: torch.Tensor | None, logits: torch.Tensor | None) -> torch.Tensor:
-        """Return log-probabilities, (n, n_classes), computed in blocks of rows on the device of the model.
-
-        Operations are on one thread each: on a busy machine they would wait for each other. Threads share the blocks.
-        """
+        """Return log-probabilities, (n, n_classes), computed in blocks of rows on the device of the model."""
         device = self.device
         inputs = [None if rows is None else rows.to(device) for rows in (embeddings, logits)]
         n_rows = next(len(rows) for rows in inputs if rows is not None)
         n_columns = 1 if logits is None else logits.shape[-1]
         step = max(1, self.max_block_entries // max(self.entries_per_row(), n_columns))
-        if n_rows <= FEW_ROWS:
+        if n_rows <= step:
             return self(*inputs)  # type: ignore[no-any-return]
         blocks = [slice(start, start + step) for start in range(0, n_rows, step)]
 
         def predict(block: slice) -> torch.Tensor:
             return self(*(None if rows is None else rows[block] for rows in inputs))  # type: ignore[no-any-return]
 
-        with threads_for(0):
-            is_shared = self.shares_blocks and len(blocks) > 1
-            return torch.cat(map_blocks(predict, blocks, device) if is_shared else [predict(block) for block in blocks])
+        return torch.cat(map_blocks(predict, blocks, device) if self.shares_blocks else list(map(predict, blocks)))
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: nothing here is trained."""
@@ -280,19 +280,26 @@ class PredictionModule(nn.Module):
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return calibrated probabilities, (n, n_classes); None for what the method does not use."""
-        return _without_nan(torch.exp(self.model(embeddings, logits))).to(_dtype_of(embeddings, logits))
+        with self._limits():
+            return _without_nan(torch.exp(self.model(embeddings, logits))).to(_dtype_of(embeddings, logits))
 
     def evidence(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return the share of calibration samples with less evidence than each row, (n,)."""
-        return self.model.evidence_of(embeddings, logits).to(_dtype_of(embeddings, logits))
+        with self._limits():
+            return self.model.evidence_of(embeddings, logits).to(_dtype_of(embeddings, logits))
 
     def with_evidence(
         self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return calibrated probabilities, (n, n_classes), and evidence, (n,)."""
-        log_probs, evidence = self.model.with_evidence(embeddings, logits)
-        dtype = _dtype_of(embeddings, logits)
-        return _without_nan(torch.exp(log_probs)).to(dtype), evidence.to(dtype)
+        with self._limits():
+            log_probs, evidence = self.model.with_evidence(embeddings, logits)
+            dtype = _dtype_of(embeddings, logits)
+            return _without_nan(torch.exp(log_probs)).to(dtype), evidence.to(dtype)
+
+    def _limits(self) -> AbstractContextManager[None]:
+        """Return the limit of threads of a prediction; a compiled one has none."""
+        return nullcontext() if torch.compiler.is_compiling() else small_operations()
 
     def train(self, mode: bool = True) -> Self:
         """Stay in evaluation mode: nothing here is trained."""
@@ -389,7 +396,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Fit to the rows ``X`` and labels ``y`` of the calibration set; ``tags.fit_options`` names the keywords."""
 
-    @without_autocast()
+    @prediction_mode()
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes); every row sums to 1.
 
@@ -398,14 +405,14 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         log_probs, _, kind = self._predict(X, logits)
         return kind.restore(torch.exp(log_probs.to(kind.dtype)))  # equal logarithms have equal probabilities
 
-    @without_autocast()
+    @prediction_mode()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes)."""
         log_probs, _, kind = self._predict(X, logits)
         log_probs = log_probs.to(kind.dtype)
         return kind.restore(log_probs.masked_fill(torch.exp(log_probs) == 1, 0.0))
 
-    @without_autocast()
+    @prediction_mode()
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, with the type of ``classes_``."""
         log_probs, classes, _ = self._predict(X, logits)

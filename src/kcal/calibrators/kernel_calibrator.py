@@ -20,6 +20,7 @@ from kcal.calibrators.base import (
     Calibrator,
     Prediction,
     Tags,
+    prediction_mode,
 )
 from kcal.calibrators.compress import MAX_SUPPORT_SIZE, FindSize, compress_model, size_rule
 from kcal.calibrators.explain import Explanation, explain_rows
@@ -38,7 +39,7 @@ from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.calibrators.state import CalibratorState, decode_classes, encode_classes, from_json
 from kcal.errors import FileFormatError, InvalidInputError, KcalError
 from kcal.kernels import BandwidthCurve
-from kcal.modes import with_gradients, without_autocast
+from kcal.modes import with_gradients
 from kcal.projection import TrainingCurve, log_lengths
 from kcal.samples import Samples, check_samples, code_groups, relative_weights
 from kcal.threads import threads_for
@@ -49,7 +50,7 @@ from kcal.validation import (
     check_ids,
     check_integer,
     check_labels,
-    of_one_type,
+    collect_classes,
     row_fingerprints,
     shown,
 )
@@ -217,7 +218,7 @@ class KernelCalibrator(Calibrator):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, ArrayKind]:
         """Return checked embeddings and logits, None for what the method does not take, and the kind of ``X``."""
 
-    @without_autocast()
+    @prediction_mode()
     def log_evidence(self, X: Any) -> Any:
         """Return the log density of the calibration set at each row, (n,).
 
@@ -225,10 +226,10 @@ class KernelCalibrator(Calibrator):
         """
         model = self._latest().model
         rows, kind = self._check_rows(X)
-        with torch.no_grad(), threads_for(0):
+        with torch.no_grad():
             return kind.restore(model.log_density(model.class_sums(rows, rows)[0]))
 
-    @without_autocast()
+    @prediction_mode()
     def evidence(self, X: Any) -> Any:
         """Return the share of calibration samples that have less evidence than each row, (n,), from 0 to 1.
 
@@ -241,10 +242,10 @@ class KernelCalibrator(Calibrator):
         """
         model = self._latest().complete
         rows, kind = self._check_rows(X)
-        with torch.no_grad(), threads_for(0):
+        with torch.no_grad():
             return kind.restore(model.evidence_of(rows, rows))
 
-    @without_autocast()
+    @prediction_mode()
     def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
         """Return the ``k`` most influential calibration samples of each prediction, with their shares and distances.
 
@@ -261,7 +262,7 @@ class KernelCalibrator(Calibrator):
         """
         fit = self._latest()
         *inputs, _ = self._check_inputs(fit, X, logits)
-        check_integer(k, "k", minimum=1, maximum=10**9)
+        k = check_integer(k, "k", minimum=1, maximum=10**9)
         warn_known_rows(fit.fingerprints, *inputs)
         with torch.no_grad(), threads_for(0):
             return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
@@ -418,7 +419,7 @@ class KernelCalibrator(Calibrator):
         rows: Any = scores if embeddings is None else embeddings
         labels = check_labels(y, len(rows))
         names = None if ids is None else check_ids(ids, len(rows)).tolist()
-        with without_autocast():
+        with prediction_mode():
             projected = fit.model.rows(embeddings, scores)
             columns = {
                 "embeddings": fit.model.project(projected).cpu().numpy(),
@@ -438,7 +439,7 @@ class KernelCalibrator(Calibrator):
         """Raise if labels that are new cannot become classes."""
         new = table.is_new(labels)
         if new.any():
-            check_prior(self.prior, np.concatenate(of_one_type([table.classes, np.unique(labels[new])], name)))
+            check_prior(self.prior, collect_classes([table.classes, labels[new]], name=name))
 
     def _warn_lost_classes(self, lost: list[Any], classes: NDArray[Any]) -> None:
         """Warn of classes whose last sample has left, where that changes what can be predicted."""

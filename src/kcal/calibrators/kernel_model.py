@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kcal.calibrators.base import CalibrationModel, Tensors, buffer, load_tensors, option, submodule
+from kcal.calibrators.base import MAX_EXAMPLE_ROWS, CalibrationModel, Tensors, buffer, load_tensors, option, submodule
 from kcal.calibrators.class_scores import places
 from kcal.calibrators.explain import attribute
 from kcal.calibrators.logits import required
@@ -40,7 +40,7 @@ from kcal.kernels import (
 )
 from kcal.projection import OWN_MODULE, architecture_of, build_projection, frozen_copy, log_lengths, project
 from kcal.samples import Samples
-from kcal.validation import check_number, computing_dtype, shown, unchecked_logits
+from kcal.validation import check_integer, check_number, computing_dtype, shown, unchecked_logits
 
 MAX_SUMS = 2**22
 """Class sums of a block of predictions: kernel sums have smaller blocks of their own."""
@@ -385,6 +385,7 @@ def example_rows(model: KernelModel, n_rows: int, n_features: int) -> torch.Tens
     The rows of the fit are not stored: random rows are regressed on their projections, and the regression is applied to
     places near support points. Where the projection ignores lengths, they get lengths of calibration samples.
     """
+    check_integer(n_rows, "n_rows", minimum=1, maximum=MAX_EXAMPLE_ROWS)
     points, projection = model.support.points[model.support.counted].cpu(), deepcopy(model.projection).cpu()
     generator = torch.Generator().manual_seed(0)
 

@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from kcal.calibrators.base import (
     EXAMPLE_ROWS,
+    MAX_EXAMPLE_ROWS,
     REPRESENTATIONS,
     CalibrationModel,
     Calibrator,
@@ -37,16 +38,14 @@ from kcal.threads import threads_for
 from kcal.validation import (
     ALMOST_ZERO,
     check_choice,
-    check_column_order,
+    check_columns,
+    check_integer,
     check_labels,
     check_matrix,
     check_scores,
-    collect_classes,
+    column_classes,
     column_names,
-    raise_where,
-    require_two_columns,
     row_fingerprints,
-    table_classes,
     unchecked_logits,
     warn_probabilities,
 )
@@ -57,7 +56,6 @@ LENGTHS = ("n_bins", "n_folds", "n_points")
 """Lengths that a summary shows."""
 MAX_PENALTY = 1e12
 MAX_BINS = 100_000
-NAME_COLUMNS = "Pass classes= with the label of every column, in order."
 
 
 class LogitModel(CalibrationModel):
@@ -315,6 +313,7 @@ def check_two_parts(samples: Samples) -> None:
 
 def example_logits(n_rows: int, n_columns: int, representation: str) -> torch.Tensor:
     """Return random logits, (n_rows, n_columns), or probabilities; one column is that of the second of two classes."""
+    check_integer(n_rows, "n_rows", minimum=1, maximum=MAX_EXAMPLE_ROWS)
     logits = 3.0 * torch.randn(n_rows, n_columns, generator=torch.Generator().manual_seed(0))
     if representation == "logits":
         return logits
@@ -352,22 +351,8 @@ def columns_of(y: Any, table: Any, shape: torch.Size, classes: Any) -> NDArray[A
     labels = check_labels(y, n_samples)
     is_column = n_columns == 2 and np.shape(table)[1:] in ((), (1,))
     more = "One column of logits is of two classes; of more, pass (n, n_classes) logits." if is_column else ""
-    if classes is None:
-        classes = table_classes(table, labels)
-    if classes is not None:
-        known = collect_classes([], classes)
-        if len(known) != n_columns:
-            expected = f"must name every column of the logits ({n_columns})"
-            raise InvalidInputError("classes", expected, got=f"{len(known)} classes", remedy=more)
-        check_column_order(table, known)
+    known = column_classes(table, labels, n_columns, classes, "y", more)
+    if known is not None:
         return known
-    if labels.dtype.kind == "b":
-        require_two_columns(n_columns, "y")
-        return np.array([False, True])
-    if labels.dtype.kind not in "iuf":  # floats are whole numbers here
-        expected, got = "must be column indices if classes are not given", f"labels of dtype {labels.dtype}"
-        raise InvalidInputError("y", expected, got=got, remedy=NAME_COLUMNS)
-    expected = f"must be column indices from 0 to {n_columns - 1}"
-    remedy = more or f"Subtract 1 from labels that count from 1. {NAME_COLUMNS}"
-    raise_where((labels < 0) | (labels >= n_columns), labels, "y", expected, remedy)
-    return np.arange(n_columns, dtype=labels.dtype if labels.dtype.kind == "f" else np.int64)
+    kind = check_columns(labels, n_samples, n_columns, "y", more).dtype
+    return np.arange(n_columns, dtype=kind if kind.kind in "bf" else np.int64)

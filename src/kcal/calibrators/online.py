@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.kernels import BandwidthLaw, fit_bandwidth_law, size_of_rarest_class
-from kcal.samples import Samples, code_groups, log_weights, named_groups, relative_weights
+from kcal.samples import Samples, code_groups, log_weights, relative_weights
 from kcal.validation import (
     check_flag,
-    check_groups,
+    check_group_names,
     check_integer,
     check_number,
     checked_parameters,
@@ -40,6 +40,7 @@ Index = NDArray[np.int64]
 Columns = dict[str, Any]
 
 MAX_COUNT = 10**12
+MIN_HALF_LIFE = 1e-3
 EARLY_SAMPLES, EARLY_GROWTH = 200, 1.1
 """Below so many samples, a search is due when they have grown by this factor, if ``growth`` is no smaller."""
 NEGLIGIBLE_HALVINGS = 30
@@ -75,7 +76,7 @@ class Updates:
     growth: float = parameter(1.5, check_number, minimum=1, maximum=1e9, exclusive=True)
     fit_exponent: bool = parameter(True, check_flag)
     window: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
-    half_life: float | None = parameter(None, check_number, minimum=0, maximum=MAX_COUNT, exclusive=True)
+    half_life: float | None = parameter(None, check_number, minimum=MIN_HALF_LIFE, maximum=MAX_COUNT)
     max_per_class: int | None = parameter(None, check_integer, minimum=1, maximum=MAX_COUNT)
 
     def __post_init__(self) -> None:
@@ -388,8 +389,8 @@ class SampleTable:
             raise InvalidInputError("groups", expected)
         if groups is None:
             return []
-        check_groups(groups, n)
-        return _of_one_kind(named_groups(groups).tolist(), self.columns["groups"][: self.n_rows], "groups")
+        known = self.columns["groups"][: self.n_rows]
+        return _of_one_kind(check_group_names(groups, n).tolist(), known, "groups")
 
     def _new_ids(self, n: int) -> list[Any]:
         """Return ids for new samples: the next integers, as text if the other ids are text."""

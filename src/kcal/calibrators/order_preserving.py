@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.functional import pad, softplus
 from torch.nn.utils import vector_to_parameters
 
-from kcal.calibrators.base import Tags, Tensors, fitted, load_tensors, option, submodule
+from kcal.calibrators.base import Tags, Tensors, fitted, load_tensors, option, prediction_mode, submodule
 from kcal.calibrators.class_scores import MIN_LOG_PROB, places, rank_of_label, sort_classes, unsort_classes
 from kcal.calibrators.logits import LogitCalibrator, LogitModel, check_two_parts
 from kcal.calibrators.solvers import loss_of_parameters, minimise
@@ -244,16 +244,19 @@ class OrderPreservingCalibration(LogitCalibrator):
             map=min(trained, key=lambda pair: pair[0].log_loss)[1].requires_grad_(False),
         )
 
+    @prediction_mode()
     def predict_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return calibrated probabilities, (n, n_classes), ordered as the logits; every row sums to 1."""
         values, (keys, kind) = super().predict_proba(X, logits=logits), self._check_rows(X)
         return kind.restore(in_exact_order(torch.as_tensor(values), keys))
 
+    @prediction_mode()
     def predict_log_proba(self, X: Any, *, logits: Any = None) -> Any:
         """Return the logarithms of the calibrated probabilities, (n, n_classes), ordered as the logits."""
         values, (keys, kind) = super().predict_log_proba(X, logits=logits), self._check_rows(X)
         return kind.restore(-in_exact_order(torch.as_tensor(values).abs(), -keys))
 
+    @prediction_mode()
     def predict(self, X: Any, *, logits: Any = None) -> NDArray[Any]:
         """Return the most probable class of each row, that of the greatest logit."""
         super().predict(X, logits=logits)

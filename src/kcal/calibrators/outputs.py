@@ -15,10 +15,9 @@ import torch
 from kcal.calibrators.base import Calibrator
 from kcal.calibrators.online import online_state
 from kcal.embeddings import ClassifierOutputs
-from kcal.embeddings.read import shorten
 from kcal.errors import InvalidInputError
 from kcal.projection import TrainedProjection, train_projection
-from kcal.validation import is_tensor
+from kcal.validation import is_tensor, shorten
 
 Outputs = TypeVar("Outputs", bound=ClassifierOutputs)
 

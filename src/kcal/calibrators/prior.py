@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.kernels import in_double
-from kcal.validation import SUM_TOLERANCE, check_choice, shown
+from kcal.validation import check_choice, check_frequencies
 
 REMEDY = 'Pass "uniform", a list such as [0.7, 0.2, 0.1], or a mapping from class to frequency.'
 
@@ -26,18 +25,7 @@ def check_prior(prior: Any, classes: NDArray[Any]) -> torch.Tensor | None:
     if isinstance(prior, str):
         check_choice(prior, "prior", ("uniform",))
         return torch.full((len(classes),), 1.0 / len(classes), dtype=torch.float64)
-    values = _by_class(prior, classes)
-    try:
-        numbers = np.asarray(values)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        numbers = np.empty(0, dtype=object)
-    if numbers.dtype.kind not in "iuf" or numbers.shape != (len(classes),) or isinstance(values, np.ma.MaskedArray):
-        expected = f"must be one number per class ({len(classes)})"
-        raise InvalidInputError("prior", expected, got=shown(prior), remedy=REMEDY)
-    frequencies = numbers.astype(np.float64)
-    if not (np.isfinite(frequencies).all() and frequencies.min() >= 0 and abs(frequencies.sum() - 1) < SUM_TOLERANCE):
-        raise InvalidInputError("prior", "must be frequencies that sum to 1", got=shown(numbers.tolist()))
-    return torch.from_numpy(frequencies / frequencies.sum())
+    return torch.from_numpy(check_frequencies(_by_class(prior, classes), len(classes), "prior", REMEDY))
 
 
 def _by_class(prior: Any, classes: NDArray[Any]) -> Any:

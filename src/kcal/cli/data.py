@@ -22,7 +22,7 @@ TABLES = (".parquet", ".csv")
 
 def shorten(names: Sequence[Any], limit: int = 8) -> str:
     """Return the first few names, for a message."""
-    return kcal.embeddings.read.shorten(names, limit)
+    return kcal.validation.shorten(names, limit)
 
 
 def read(

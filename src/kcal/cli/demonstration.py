@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import kcal
 from kcal.cli import options
-from kcal.cli.evaluate import method_title, metrics_table
+from kcal.cli.evaluate import fit_methods, method_title, metrics_table
 from kcal.cli.output import Result, check_writable, console, make_folder, shown
 from kcal.errors import MissingExtraError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from kcal.datasets import Example
 
 BLEND = "KCalBlend"
+METHODS = ["ts", "sms", "dircal", "kcal"]
+"""Methods that the blend is compared with."""
 DRAWN = ("uncal", "ts", BLEND)
 """The rows of the figure."""
 CODE = """\
@@ -28,15 +30,6 @@ model = kcal.CalibratedClassifier(network).fit(loader)
 probs = model.predict_proba(example.test.loader())
 """
 """What the demo does, in Python; it is printed without indentation, to be pasted."""
-
-
-class Results(NamedTuple):
-    """What the demo computes: the blend, the network's outputs, and test probabilities by method."""
-
-    model: Any
-    calibration: Any
-    test: Any
-    probs: dict[str, Any]
 
 
 @options.takes(options.OUTPUT)
@@ -60,33 +53,24 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
     is_shown = not shared["quiet"] and shared["json_file"] != "-"
     if is_shown:
         show_code(example)
-    results = run_methods(example, quiet=not is_shown)
-    figure = draw(example, results.probs, out / "reliability.png")
-    model = results.model.save(out / "model.kcal")
-    write_parts(example, results, out)
-    evaluations = {name: kcal.evaluate(probs, example.test.labels) for name, probs in results.probs.items()}
+    folds = example.calibration, example.test
+    classifier = kcal.CalibratedClassifier(example.network(), progress=None if is_shown else False)
+    calibration, test = (classifier.outputs(part.loader()) for part in folds)
+    write_parts(example, calibration, test, out)
+    files = out / "calibration.npz", out / "test.npz"
+    probs = fit_methods(METHODS, *files, {"allow_overlap": False}, (None, None), skip_failures=False).probs
+    probs[BLEND] = classifier.fit(calibration, classes=example.classes).predict_proba(test)
+    figure = draw(example, probs, out / "reliability.png")
+    model = classifier.save(out / "model.kcal")
+    evaluations = {name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()}
     seconds = perf_counter() - start
 
     def show_all() -> None:
-        show(evaluations, results.probs, figure)
+        show(evaluations, probs, figure)
         console().print(f"\nThe demo took {seconds:.0f} s.")
         show_next_commands(out, model)
 
     return Result({name: evaluation.metrics for name, evaluation in evaluations.items()}, show_all)
-
-
-def run_methods(example: Example, *, quiet: bool) -> Results:
-    """Fit every method on the calibration part, and predict the test part; the network runs once on each."""
-    make_calibrator = kcal.calibrators.make_calibrator
-    network, train, progress = example.network(), example.train, False if quiet else None
-    projection = kcal.train_projection(train.embeddings, train.labels, progress=progress)
-    calibrators = {name: make_calibrator(name) for name in ("uncal", "ts", "sms", "dircal")}
-    calibrators |= {"kcal": make_calibrator("kcal", projection=projection), BLEND: make_calibrator("kcal-blend")}
-    models = {name: kcal.CalibratedClassifier(network, one, progress=progress) for name, one in calibrators.items()}
-    calibration, test = (models[BLEND].outputs(part.loader()) for part in (example.calibration, example.test))
-    for model in models.values():
-        model.fit(calibration, classes=example.classes)
-    return Results(models[BLEND], calibration, test, {name: one.predict_proba(test) for name, one in models.items()})
 
 
 def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
@@ -108,23 +92,20 @@ def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
     return path
 
 
-def write_parts(example: Example, results: Results, folder: Path) -> None:
+def write_parts(example: Example, calibration: Any, test: Any, folder: Path) -> None:
     """Write the network's outputs as files that the other commands take."""
     import numpy as np
 
     write_arrays = kcal.files.write_arrays
     classes, train = np.array(example.classes), example.train
-    calibration, test = (
-        {"embeddings": part.embeddings, "logits": part.logits, "labels": classes[part.labels]}
-        for part in (results.calibration, results.test)
-    )
+    parts = [{**part.parts(), "labels": classes[part.labels], "classes": classes} for part in (calibration, test)]
     training = {  # half precision represents them without loss
         "train_embeddings": train.embeddings.astype(np.float16),
         "train_logits": train.logits.astype(np.float16),
         "train_labels": classes[train.labels],
     }
-    write_arrays(folder / "calibration.npz", {**calibration, **training, "classes": classes})
-    write_arrays(folder / "test.npz", {**test, "ids": example.test.rows, "classes": classes})
+    write_arrays(folder / "calibration.npz", {**parts[0], **training})
+    write_arrays(folder / "test.npz", {**parts[1], "ids": example.test.rows})
 
 
 def show_code(example: Example) -> None:

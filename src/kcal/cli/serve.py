@@ -64,7 +64,7 @@ def serve(model: options.Served, **shared: options.Shared) -> None:
 
 @options.takes(options.OUTPUT)
 def token_create(
-    file: options.TokenFile, name: options.TokenName, scope: options.TokenScopes, **shared: options.Shared
+    path: options.TokenFile, name: options.TokenName, scope: options.TokenScopes, **shared: options.Shared
 ) -> Result:
     """Make a token and show it, once: the file holds its digest alone.
 
@@ -76,26 +76,26 @@ def token_create(
     """
     from kcal.serving.tokens import create_token
 
-    made = create_token(file, name, scope)
+    made = create_token(path, name, scope)
     if shared["json_file"] != "-":
         typer.echo(made)  # with --quiet, too: it can be shown only now
     return Result({"name": name, "scopes": scope, "token": made}, lambda: None)
 
 
 @options.takes(options.OUTPUT)
-def token_list(file: options.TokenFile, **shared: options.Shared) -> Result:
+def token_list(path: options.TokenFile, **shared: options.Shared) -> Result:
     """Show the names and scopes of all tokens of a file."""
     from kcal.serving.tokens import read_tokens
 
-    records = [{"name": one.name, "scopes": list(one.scopes), "created": one.created} for one in read_tokens(file)]
+    records = [{"name": one.name, "scopes": list(one.scopes), "created": one.created} for one in read_tokens(path)]
     lines = [f"{one['name']}: {', '.join(one['scopes'])}; made {one['created']}" for one in records] or ["no tokens"]
     return Result(records, lambda: console().print("\n".join(map(shown, lines)), soft_wrap=True))
 
 
 @options.takes(options.OUTPUT)
-def token_revoke(file: options.TokenFile, name: options.TokenName, **shared: options.Shared) -> Result:
+def token_revoke(path: options.TokenFile, name: options.TokenName, **shared: options.Shared) -> Result:
     """End a token; a running service sees it within seconds."""
     from kcal.serving.tokens import revoke_token
 
-    revoke_token(file, name)
+    revoke_token(path, name)
     return line(f"{name}: revoked", revoked=name)

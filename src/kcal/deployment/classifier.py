@@ -549,7 +549,7 @@ def with_names(outputs: ClassifierOutputs, classes: NDArray[Any] | None) -> Clas
     if outputs.logits is not None and len(classes) != outputs.logits.shape[1]:
         expected = f"must name every column of the logits ({outputs.logits.shape[1]})"
         raise InvalidInputError("classes", expected, got=shown(classes))
-    return replace(outputs, labels=classes[check_columns(labels, labels.size, len(classes))])
+    return replace(outputs, labels=classes[check_columns(labels, labels.size, len(classes)).astype(np.intp)])
 
 
 def is_batch(data: Any) -> bool:

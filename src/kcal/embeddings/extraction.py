@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from numbers import Number
 from operator import length_hint
 from typing import Any
 
@@ -30,7 +31,7 @@ from kcal.embeddings.networks import (
 from kcal.embeddings.outputs import ClassifierOutputs
 from kcal.errors import InvalidInputError, LoaderWarning, RepresentationWarning, warn
 from kcal.progress import progress_bar
-from kcal.validation import MULTI_LABEL, check_labels, look_like_probabilities, raise_where, shown, to_array
+from kcal.validation import check_columns, look_like_probabilities, shown, to_array
 
 SplitBatch = Callable[[Any], tuple[Any, Any]]
 """Returns the inputs of the network and the labels (or None) of a batch."""
@@ -173,6 +174,9 @@ class BatchReader:
     def read(self, batch: Any, index: int) -> Arrays:
         """Return the outputs of a batch, on the CPU; ``index`` is that of the batch, for messages."""
         inputs, labels = self.split(batch)
+        if inputs is None or isinstance(inputs, str | bytes | Number | np.generic):
+            got = f"{shown(inputs)} in batch {index}"
+            raise InvalidInputError("batches", "must hold tensors or arrays", got=got, remedy=BATCH_REMEDY)
         if count_rows(inputs) == 0:
             raise InvalidInputError("batches", "must hold at least one sample", got=f"none in batch {index}")
         if not self.labelled and getattr(labels, "ndim", 1) > 1 and labels.shape[1] != 1:
@@ -253,19 +257,8 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 def check_batch_labels(labels: Any, name: str, n_samples: int, n_classes: int) -> NDArray[np.int64]:
     """Return the labels of a batch, (n_samples,); raise if they are not columns of the logits."""
     array = to_array(labels, name)
-    if array.ndim == 2 and array.shape[1] > 1:
-        remedy = f"Pass labels.argmax(1) of one-hot rows. {MULTI_LABEL}"
-        raise InvalidInputError(name, "must be one class per sample", got=f"shape {array.shape}", remedy=remedy)
-    codes = check_labels(array[:, 0] if array.shape[1:] == (1,) else array, n_samples, name)
-    if codes.dtype.kind == "U":
-        remedy = (
-            "A loader gives columns of the logits, which classes= of fit names; fit(X, y, classes=...) of arrays takes "
-            "the names themselves."
-        )
-        raise InvalidInputError(name, "must be class indices", got="text", remedy=remedy)
-    expected = f"must be from 0 to {n_classes - 1}, columns of the logits"
-    raise_where((codes < 0) | (codes >= n_classes), codes, name, expected)
-    return codes.astype(np.int64)
+    column = array[:, 0] if array.shape[1:] == (1,) else array
+    return check_columns(column, n_samples, n_classes, name).astype(np.int64)
 
 
 def check_order(loader: Any, *, beside: str = "") -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from kcal.errors import InvalidInputError
+from kcal.validation import shared_tensor
 
 BATCH_REMEDY = "Pass batch=, a function that returns (inputs, labels) of a batch."
 
@@ -121,12 +122,12 @@ def count_rows(inputs: Any) -> int | None:
 
 def to_device(inputs: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Return the inputs with all tensors in them on a device; numpy arrays become tensors, of ``dtype`` if floats."""
+    if np.ma.is_masked(inputs):
+        raise InvalidInputError("batches", "must not have masked entries", got="a masked array", remedy="Fill them.")
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biuf":
-        inputs = (
-            torch.from_numpy(inputs.astype(np.float32, copy=False)).to(dtype)
-            if inputs.dtype.kind == "f"
-            else (torch.from_numpy(inputs))
-        )
+        is_float = inputs.dtype.kind == "f"
+        tensor = shared_tensor(inputs.astype(np.float32, copy=False) if is_float else inputs)
+        inputs = tensor.to(dtype) if is_float else tensor
     if isinstance(inputs, torch.Tensor):
         return inputs.to(device, non_blocking=True)
     if isinstance(inputs, Mapping):

@@ -22,7 +22,7 @@ from kcal.embeddings.folder import read_outputs as read_folder
 from kcal.embeddings.outputs import MATRICES, PARTS, VECTORS, ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, MissingExtraError
 from kcal.files import MAX_EXPANSION, MIN_CHECKED_BYTES, array_names, check_path, read_array, without_mark
-from kcal.validation import check_labels, check_matrix, check_weights, collect_classes, shown
+from kcal.validation import check_labels, check_matrix, check_weights, collect_classes, shorten, shown
 
 SUFFIXES = (".npz", ".npy", ".parquet", ".csv")
 TABLES = (".parquet", ".csv")
@@ -161,12 +161,6 @@ def class_names(columns: Sequence[str], name: Names) -> tuple[str, ...]:
 def classes_of(names: Sequence[str]) -> NDArray[Any] | None:
     """Return the classes that columns of logits are called after; None without names, or if these count from 0."""
     return None if list(names) == [str(number) for number in range(len(names))] else np.array(names)
-
-
-def shorten(names: Sequence[Any], limit: int = 8) -> str:
-    """Return the first few names, for a message."""
-    more = f", … ({len(names):,} in all)" if len(names) > limit else ""
-    return ", ".join(str(name) for name in names[:limit]) + more
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ TYPICAL_EVALUATIONS = {"cv": 14, "published": 26}
 GRID = tuple(0.04 * 2 ** (place / 2) for place in range(12))
 BACKGROUNDS = (1e-3, 1e-2, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 """Values of b, relative to the spread of the points, and of β that a search with a background tries."""
-GRID_SUMS = 2_000_000
+GRID_SUMS = 8_000_000
 """Class sums of such a search at once."""
 MIN_EXPONENT = -0.25
 """Lowest exponent of a fitted power law."""

@@ -8,7 +8,7 @@ from math import log, sqrt
 import torch
 
 from kcal.kernels.mother import KERNELS, MotherKernel
-from kcal.kernels.sums import PreparedSupport, class_posteriors, slices
+from kcal.kernels.sums import PreparedSupport, class_posteriors, flushed_exp2_, slices
 from kcal.kernels.support import LeaveOut, SortedSupport, in_double, leave_out_rule, widest_dtype
 from kcal.threads import map_blocks
 from kcal.validation import ALMOST_ZERO
@@ -196,7 +196,7 @@ class KeptDistances:
             result = below.new_empty(len(rates), below.shape[1], dtype=widest_dtype(below.device))
             for index, rate in enumerate(rates):
                 exponents = self.prepared.relative_exponents(below, nearest, half_squares, below.new_tensor(rate))
-                values = exponents.to(below.dtype).exp2_()
+                values = flushed_exp2_(exponents.to(below.dtype))
                 if weights is not None:
                     values *= weights[:, None].to(values)
                 for code, start, end in zip(codes.tolist(), [0, *ends], ends, strict=False):

@@ -47,7 +47,7 @@ FARTHEST_QUERY = 1e15
 """Distance of queries, in units of the support's radius or the bandwidth, to which those beyond it are moved."""
 MAX_SQUARES = 6
 """Squares in a row by which a narrower kernel is made of a wider one: each doubles its relative error."""
-ROOM = 40.0
+ROOM = 64.0
 """Logarithm to base 2 of the largest value relative to that of a near point: sums are far below the largest number."""
 LOG2_E = 1.0 / log(2.0)
 
@@ -79,11 +79,14 @@ class ClassSums(NamedTuple):
         smallest = torch.finfo(self.sums.dtype).tiny
         return self.sums.clamp_min(smallest).log_().add_(self.offsets[:, None]).transpose(1, 2)
 
-    def posteriors(self) -> torch.Tensor:
-        """Return p_k(q; b), (n_bandwidths, n_query, n_classes): uniform where a query sees no point at all."""
+    def posteriors(self, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return p_k(q; b), (n_bandwidths, n_query, n_classes): uniform where a query sees no point at all.
+
+        ``out`` is memory for them that may be that of the sums.
+        """
         totals = self.sums.sum(dim=1, keepdim=True)
         even = (totals == 0).to(totals) / self.sums.shape[1]
-        return torch.addcdiv(even, self.sums, torch.where(totals == 0, 1.0, totals)).transpose(1, 2)
+        return torch.addcdiv(even, self.sums, torch.where(totals == 0, 1.0, totals), out=out).transpose(1, 2)
 
     def counts(self, log_scale: float | torch.Tensor) -> torch.Tensor:
         """Return S_k(q; b), (n_bandwidths, n_query, n_classes), times exp(``log_scale``)."""
@@ -181,7 +184,7 @@ class PreparedSupport:
         result = queries.new_empty(len(self.bandwidths), len(queries), self.support.n_classes)
 
         def write(block: slice, found: ClassSums) -> None:
-            for of_bandwidth, posteriors in zip(result, found.posteriors(), strict=True):
+            for of_bandwidth, posteriors in zip(result, found.posteriors(out=found.sums), strict=True):
                 of_bandwidth[block] = posteriors  # of two dimensions: transposed copies of three are slow
 
         self._in_blocks(write, queries, leave_out)
@@ -316,10 +319,10 @@ class PreparedSupport:
 
     def place(self, queries: torch.Tensor) -> Queries:
         """Return queries in the unit, moved towards the centre if they are too far."""
-        centred = (in_double(queries) - self.centre) * self.unit
-        lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+        centred = in_double(queries) - self.centre
+        lengths = self.unit * torch.linalg.vector_norm(centred, dim=1, keepdim=True)
         stretch = lengths.clamp_min(self.farthest) / self.farthest
-        points = (centred / stretch).to(self.dtype)
+        points = (centred * (self.unit / stretch)).to(self.dtype)
         return Queries(points, -0.5 * (lengths / stretch).square()[:, 0], stretch[:, 0])
 
     # Exponents relative to that of the nearest point
@@ -343,9 +346,10 @@ class PreparedSupport:
         return RESOLUTION / epsilon / radius / ((-2.0 * half_squares).sqrt() + radius)
 
     def _are_small(self, placed: Queries) -> bool:
-        """Return whether the exponents of products of all points and queries are small: |z·q − ½‖z‖²| ≤ ½(R + r)²."""
-        reach = self.radius * self.unit + sqrt(-2.0 * float(placed.half_squares.amin()))
-        return 0.5 * reach**2 * max(self.rates) <= ROOM
+        """Return whether no product, −½R² − R·r ≤ z·q − ½‖z‖² ≤ ½r², has too large or too small a power of 2."""
+        radius, reach = self.radius * self.unit, sqrt(-2.0 * float(placed.half_squares.amin()))
+        rate, smallest = max(self.rates), torch.finfo(self.support.points.dtype).tiny
+        return 0.5 * reach**2 * rate <= ROOM and (0.5 * radius + reach) * radius * rate <= -log2(smallest)
 
     def _unresolved(self, placed: Queries) -> torch.Tensor:
         """Return the positions of queries at which float64 does not resolve the narrowest bandwidth."""
@@ -439,7 +443,7 @@ class PreparedSupport:
         classes, n_query = class_range(self.support, part), right.shape[1]
         dtype = widest_dtype(right.device) if wide else self.support.points.dtype
         total = right.new_zeros(len(self.rates), classes.stop - classes.start, n_query, dtype=dtype)
-        is_settled = self._are_small(placed)
+        is_small = is_settled = self._are_small(placed)
         near = right.new_full((n_query,), 0.0 if is_settled else -torch.inf)
         step = min(SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1), part.stop - part.start)
         buffer = right.new_empty(step, n_query)
@@ -459,15 +463,24 @@ class PreparedSupport:
                     if rows.start > part.start:
                         total *= (-rise * self.rate_column[:, :, None].to(rise)).clamp_max_(0.0).exp2_().to(total)
                 is_settled = bool(((placed.half_squares + near) * narrowest >= -ROOM).all())
-            self._add_values(total, block, None if values is None else values[: len(block)], rows, classes.start)
+            room = None if values is None else values[: len(block)]
+            self._add_values(total, block, room, rows, classes.start, underflow=not is_small)
         return PartSums(classes, total, near)
 
     def _add_values(
-        self, total: torch.Tensor, exponents: torch.Tensor, values: torch.Tensor | None, rows: slice, first_class: int
+        self,
+        total: torch.Tensor,
+        exponents: torch.Tensor,
+        values: torch.Tensor | None,
+        rows: slice,
+        first_class: int,
+        *,
+        underflow: bool,
     ) -> None:
         """Add the values of the support points ``rows`` to the sums of the classes from ``first_class`` on.
 
-        ``values`` is room for those of several bandwidths; those of one take the place of the exponents.
+        ``values`` is room for those of several bandwidths; those of one take the place of the exponents. Values
+        ``underflow`` where points are much farther than the near one.
         """
         inside = class_range(self.support, rows)
         codes = self.support.codes[rows].to(exponents.device) - inside.start
@@ -475,9 +488,11 @@ class PreparedSupport:
         weights = None if self.weights is None else self.weights[rows, None].to(exponents.device)
         for index, squares in self.steps:
             if values is None:
-                values = exponents.to(self.support.points.dtype).exp2_()
+                values = exponents.to(self.support.points.dtype)
             elif squares == 0:
-                torch.mul(exponents, self.rates[index], out=values).exp2_()
+                torch.mul(exponents, self.rates[index], out=values)
+            if squares == 0:
+                values = flushed_exp2_(values) if underflow else values.exp2_()
             for _ in range(squares):
                 values.square_()
             weighted = values if weights is None else values * weights
@@ -507,6 +522,11 @@ class PreparedSupport:
 
 def _select(leave_out: LeaveOut | None, queries: torch.Tensor | slice) -> LeaveOut | None:
     return None if leave_out is None else leave_out.select(queries)
+
+
+def flushed_exp2_(exponents: torch.Tensor) -> torch.Tensor:
+    """Return powers of 2 in place of exponents, 0 below the smallest normal number: ``exp2_`` alone is slow there."""
+    return torch.threshold_(exponents, log2(torch.finfo(exponents.dtype).tiny), -torch.inf).exp2_()
 
 
 def class_range(support: SortedSupport, rows: slice) -> slice:

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from kcal.errors import InvalidInputError
 from kcal.validation import (
-    check_column_order,
     check_columns,
     check_flag,
     check_groups,
@@ -19,10 +18,8 @@ from kcal.validation import (
     check_number,
     check_probs,
     check_weights,
-    collect_classes,
-    column_names,
+    column_classes,
     encode_labels,
-    table_classes,
     to_array,
 )
 
@@ -128,42 +125,28 @@ def check_predictions(
     Labels are column indices, booleans of two columns, members of ``classes``, or names of the columns of a table.
     Integers are column indices where ``classes`` are text.
     """
-    if _rank(probs) < _rank(labels):
-        remedy = "The order of arguments is (probs, labels): these look swapped."
-        raise InvalidInputError("labels", "must have one class per sample", got="a matrix", remedy=remedy)
-    if _rank(labels) == 2 and (matrix := to_array(labels, "labels")).shape[1:] != (1,):
-        check_labels(matrix, len(matrix), "labels")  # raises for several labels per sample, whatever probs are
+    known = to_array(labels, "labels")
+    if known.ndim == 2 and known.shape[1] > 1:
+        if to_array(probs, "probs").ndim == 1:
+            remedy = "The order of arguments is (probs, labels): these look swapped."
+            raise InvalidInputError("labels", "must have one class per sample", got="a matrix", remedy=remedy)
+        check_labels(known, len(known), "labels")  # raises for several labels per sample, whatever probs are
     checked = check_probs(probs)
     n_samples, n_classes = checked.shape
-    if classes is None and column_names(probs):
-        classes = table_classes(probs, check_labels(labels, n_samples, "labels"), "labels")
-    if classes is None:
-        columns = check_columns(labels, n_samples, n_classes)
+    known = check_labels(known, n_samples, "labels")
+    names = column_classes(probs, known, n_classes, classes, "labels")
+    if names is None or (names.dtype.kind == "U" and known.dtype.kind in "biu"):  # columns, as in fits
+        columns = check_columns(known, n_samples, n_classes)
     else:
-        names = collect_classes([], classes)
-        if len(names) != n_classes:
-            expected = f"must name all {n_classes} columns of probs, in their order"
-            raise InvalidInputError("classes", expected, got=f"{len(names)} names")
-        check_column_order(probs, names)
-        known = check_labels(labels, n_samples, "labels")
-        if names.dtype.kind == "U" and known.dtype.kind in "biu":  # columns, as in fits
-            columns = check_columns(known, n_samples, n_classes)
-        else:
-            columns = encode_labels(known, names).astype(np.intp, copy=False)
+        columns = encode_labels(known, names)
     codes = None if groups is None else check_groups(groups, n_samples)
     weights = None if sample_weight is None else check_weights(sample_weight, n_samples)
-    predictions = Predictions(checked, columns, weights, codes)
+    predictions = Predictions(checked, columns.astype(np.intp, copy=False), weights, codes)
     if weights is not None and not weights.all():
         predictions = predictions.rows(weights > 0)
     if predictions.weights is not None and (predictions.weights == 1).all():
         predictions = replace(predictions, weights=None)  # equal weights are exactly no weights
     return predictions
-
-
-def _rank(values: Any) -> int:
-    """Return the number of dimensions of an array, or of a list of numbers or rows."""
-    rank = getattr(values, "ndim", None)
-    return rank if isinstance(rank, int) else 1 + (isinstance(values, list) and any(np.ndim(v) for v in values[:1]))
 
 
 def blocks(length: int, entries: int) -> Iterator[slice]:

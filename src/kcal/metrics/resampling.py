@@ -40,12 +40,7 @@ class Resampling:
 
     def draws(self, predictions: Predictions) -> Iterator[Array]:
         """Yield blocks (n_samples, n_resamples of the block): how often each row is drawn, times its weight."""
-        generator = np.random.default_rng(self.seed)
-        n_units = predictions.n_units
-        if n_units < 2:
-            name, units = ("probs", "rows") if self.groups is None else ("groups", "groups")
-            expected = f"must have at least two {units} of positive weight for an interval"
-            raise InvalidInputError(name, expected, got=str(n_units))
+        generator, n_units = np.random.default_rng(self.seed), predictions.n_units
         for columns in blocks(self.resamples, predictions.n_samples):
             block = np.empty((predictions.n_samples, columns.stop - columns.start))
             for column in range(block.shape[1]):
@@ -76,6 +71,10 @@ def check_resampling(predictions: Predictions, *, confidence: Any, resamples: An
     """Check the options of the bootstrap of these predictions."""
     number = check_integer(resamples, "resamples", minimum=MIN_RESAMPLES, maximum=MAX_RESAMPLES)
     level = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
+    if predictions.n_units < 2:
+        name, units = ("probs", "rows") if predictions.groups is None else ("groups", "groups")
+        expected = f"must have at least two {units} of positive weight for an interval"
+        raise InvalidInputError(name, expected, got=str(predictions.n_units))
     return Resampling(level, number, check_seed(seed), predictions.groups)
 
 

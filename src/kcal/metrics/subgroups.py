@@ -27,7 +27,7 @@ from kcal.metrics.binning import sort_event
 from kcal.metrics.intervals import estimate_error, measure_gaps
 from kcal.metrics.predictions import Binning, Predictions
 from kcal.metrics.resampling import Resampling
-from kcal.validation import check_groups, check_weights, to_array
+from kcal.validation import check_groups, check_vector, check_weights
 
 if TYPE_CHECKING:
     import pandas
@@ -130,6 +130,12 @@ def evaluate_subgroups(
     """Return the calibration of each subgroup; ``codes`` are the subgroup of every row of the predictions."""
     rows = [codes == code for code in range(len(names))]
     parts = [predictions.rows(chosen) for chosen in rows]
+    if predictions.groups is not None:
+        single = [str(name) for name, part in zip(names, parts, strict=True) if part.n_units == 1]
+        if single:
+            some = f"{len(single):,} of the {len(names):,} subgroups ({', '.join(single[:5])}) have a single group"
+            message = f"{some}: their intervals and tests are nan."
+            warn(message, KcalWarning, remedy="Leave groups out if rows are independent.")
     errors = np.array([_estimate(part, binning, options) for part in parts])  # (n_subgroups, 4)
     shift = _gap(predictions, 0.0).value
     gaps = [_gap(part, 0.0) for part in parts]
@@ -155,7 +161,8 @@ def evaluate_subgroups(
 
 def check_subgroups(by: Any, sample_weight: Any, n_samples: int) -> tuple[NDArray[np.int64], NDArray[Any], str]:
     """Return the code of the subgroup of every row of positive weight, the names of the codes and of the column."""
-    codes, values = check_groups(by, n_samples, "by"), to_array(by, "by")
+    values = check_vector(by, n_samples, "by")
+    codes = check_groups(values, n_samples, "by")
     if sample_weight is not None:
         present = check_weights(sample_weight, n_samples) > 0
         codes, values = codes[present], values[present]

@@ -291,7 +291,7 @@ def river_alarms(detector: Any, probs: ArrayLike, labels: ArrayLike) -> NDArray[
         expected = "must be a drift detector of river, with update(x) and drift_detected"
         raise InvalidInputError("detector", expected, got=f"an object of type {type(detector).__name__}")
     checked = normalised(check_probs(probs))
-    codes = check_columns(labels, len(checked), checked.shape[1])
+    codes = check_columns(labels, len(checked), checked.shape[1]).astype(np.intp)
     found = []
     for row, payoff in enumerate(overall_payoffs(checked, codes).values[:, 0].tolist()):
         detector.update(payoff)

@@ -21,13 +21,12 @@ from kcal.errors import ConvergenceWarning, IdentifiabilityWarning, InvalidInput
 from kcal.monitoring.betting import Floats, check_named_probs, sum_by_group
 from kcal.validation import (
     ALMOST_ZERO,
-    SUM_TOLERANCE,
+    check_frequencies,
     check_groups,
     check_labels,
     check_number,
     check_probs,
     encode_labels,
-    to_numbers,
 )
 
 Labelled = tuple[Floats, NDArray[np.intp]]
@@ -35,6 +34,7 @@ Labelled = tuple[Floats, NDArray[np.intp]]
 
 FEW_LABELS = 10.0
 """Number of labels that the samples must be as informative as, in the direction of least information."""
+MAX_STRENGTH = 1e9
 PENALTY = 1.0
 """Inverse variance of the prior of the bias of a class."""
 MAX_ITERATIONS, TOLERANCE = 5_000, 1e-9
@@ -150,8 +150,9 @@ def estimate_prior(
     checked, names = check_named_probs(probs, classes)
     n_samples, n_classes = checked.shape
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
-    strength = float(n_classes if strength is None else check_number(strength, "strength", minimum=0))
-    codes = None if groups is None else check_groups(groups, n_samples)
+    strength = n_classes if strength is None else strength
+    strength = check_number(strength, "strength", minimum=0, maximum=MAX_STRENGTH)
+    codes = None if groups is None else check_groups(groups, n_samples, minimum=2)
     known, known_codes = _check_calibration(calibration_probs, calibration_labels, calibration_groups, names)
     assumed = _check_reference(reference, n_classes, known)
     correction = None if known is None else _fit_bias_correction(*known)
@@ -203,7 +204,7 @@ def adjust_prior(probs: ArrayLike, prior: ArrayLike, reference: ArrayLike) -> Fl
     """
     checked = np.asarray(check_probs(probs), dtype=np.float64)
     new, assumed = (
-        _check_frequencies(values, name, checked.shape[1])
+        check_frequencies(values, checked.shape[1], name)
         for values, name in ((prior, "prior"), (reference, "reference"))
     )
     weighted = checked * np.divide(new, assumed, out=np.zeros(len(new)), where=assumed > 0)
@@ -224,7 +225,7 @@ def _check_calibration(
         return None, None
     checked, _ = check_named_probs(probs, names, "calibration_probs")
     known = check_labels(labels, len(checked), "calibration_labels")
-    codes = None if groups is None else check_groups(groups, len(checked), "calibration_groups")
+    codes = None if groups is None else check_groups(groups, len(checked), "calibration_groups", minimum=2)
     return (checked, encode_labels(known, names, "calibration_labels").astype(np.intp)), codes
 
 
@@ -235,17 +236,7 @@ def _check_reference(reference: Any, n_classes: int, known: Labelled | None) -> 
         raise InvalidInputError("reference", expected)
     if known is not None:
         return np.asarray(np.bincount(known[1], minlength=n_classes) / len(known[1]))
-    return _check_frequencies(reference, "reference", n_classes)
-
-
-def _check_frequencies(values: Any, name: str, n_classes: int) -> Floats:
-    """Return class frequencies, (n_classes,), that sum to 1."""
-    array = to_numbers(values, name).astype(np.float64)
-    if array.shape != (n_classes,):
-        raise InvalidInputError(name, f"must have one entry per class ({n_classes})", got=f"shape {array.shape}")
-    if not (np.isfinite(array).all() and (array >= 0).all() and abs(array.sum() - 1.0) < SUM_TOLERANCE):
-        raise InvalidInputError(name, "must be frequencies that sum to 1", got=f"a sum of {array.sum():.4g}")
-    return np.asarray(array / array.sum())
+    return check_frequencies(reference, n_classes, "reference")
 
 
 def _warn_low_information(information: float, direction: Floats, n_samples: int, names: NDArray[Any]) -> None:

@@ -23,7 +23,7 @@ from kcal.monitoring.betting import (
     overall_payoffs,
     reading_state,
 )
-from kcal.validation import check_groups, check_labels, check_number, collect_classes, encode_labels, to_array
+from kcal.validation import check_group_names, check_labels, check_number, collect_classes, encode_labels
 
 BLOCK_NUMBERS = 2**18
 """Numbers of a block of rows, at most, in all games and stakes."""
@@ -217,8 +217,7 @@ class CalibrationMonitor:
         """Return the name of the group of each row, empty without groups; new groups begin to be watched."""
         if groups is None:
             return []
-        check_groups(groups, n_rows)
-        names: list[Any] = to_array(groups, "groups").tolist()
+        names: list[Any] = check_group_names(groups, n_rows).tolist()
         for name in names:
             self._groups.setdefault(name, len(self._groups))
         n_new = len(self._groups) - len(self._group_sums)

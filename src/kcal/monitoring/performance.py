@@ -117,7 +117,9 @@ def estimate_performance(
     if groups is not None and target != "population":
         expected, remedy = 'apply to target="population" only', "Leave them out: labels are drawn row by row."
         raise InvalidInputError("groups", expected, got=f"target={target!r}", remedy=remedy)
-    codes = None if groups is None else check_groups(groups, len(checked))
+    if target == "population" and len(checked) < 2:
+        raise InvalidInputError("probs", "must have at least two rows for intervals of the population", got="1")
+    codes = None if groups is None else check_groups(groups, len(checked), minimum=2)
     confidence = check_number(confidence, "confidence", minimum=0, maximum=1, exclusive=True)
     quantile = float(ndtri(0.5 + confidence / 2))
     means, variances = row_moments(checked)

@@ -33,11 +33,12 @@ from kcal.embeddings import ClassifierOutputs
 from kcal.errors import FileFormatError, InvalidInputError, KcalError, KcalWarning, warn
 from kcal.files import check_path
 from kcal.validation import (
-    check_groups,
+    check_group_names,
     check_ids,
     check_integer,
     check_labels,
     check_matrix,
+    check_nonnegative,
     check_weights,
     shown,
     to_array,
@@ -209,7 +210,8 @@ class CalibrationStore:
         names = _plain_ids(ids)
         new = _plain_labels(labels, len(names))
         with self.transaction():
-            self._check_label(new[0])
+            for label in new[:1]:
+                self._check_label(label)
             for name, label in zip(names, new, strict=True):
                 if not self._read("id = ?", (name,)):
                     raise _unknown_id(name)
@@ -509,8 +511,6 @@ def _columns_of(outputs: ClassifierOutputs, times: Any) -> list[list[Any]]:
             raise InvalidInputError(f"outputs.{name}", f"must have {n_samples:,} rows", got=f"{len(blobs):,}")
     none = [None] * n_samples
     labels, groups, weights = outputs.labels, outputs.groups, outputs.weights
-    if groups is not None:
-        check_groups(groups, n_samples)
     if weights is not None:
         check_weights(weights, n_samples)  # scaled there, as given here
     moments = np.full(n_samples, time.time()) if times is None else to_numbers(times, "times").astype(np.float64)
@@ -519,8 +519,8 @@ def _columns_of(outputs: ClassifierOutputs, times: Any) -> list[list[Any]]:
     return [
         *(none if blobs is None else blobs for blobs in matrices.values()),
         none if labels is None else _plain_labels(labels, n_samples),
-        none if groups is None else _check_integers(to_array(groups, "groups").tolist(), "outputs.groups"),
-        [1.0] * n_samples if weights is None else np.asarray(weights, dtype=np.float64).tolist(),
+        none if groups is None else _check_integers(check_group_names(groups, n_samples).tolist(), "outputs.groups"),
+        [1.0] * n_samples if weights is None else check_nonnegative(weights, n_samples, "sample_weight").tolist(),
         moments.tolist(),
     ]
 

@@ -13,7 +13,7 @@ from torch import nn
 from kcal.errors import InvalidInputError
 from kcal.kernels import START_SPREAD
 from kcal.threads import map_blocks
-from kcal.validation import check_integer, shown
+from kcal.validation import check_choice, check_integer
 
 ROWS_AT_ONCE = 16_384
 FEW_ROWS = 64
@@ -154,8 +154,7 @@ def needs_training(projection: Any) -> bool:
 
 def build_projection(name: str, n_features: int, dimension: int, seed: int = 0) -> nn.Module:
     """Return a built-in projection with weights drawn from ``seed``; the global generator is not changed."""
-    if name not in BUILT_IN:
-        raise InvalidInputError("projection", f"must be one of {', '.join(map(repr, BUILT_IN))}", got=shown(name))
+    check_choice(name, "projection", tuple(BUILT_IN))
     with seeded(seed):
         return UNTRAINED[name]() if name in UNTRAINED else ARCHITECTURES[name](n_features, dimension)
 

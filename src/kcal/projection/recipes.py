@@ -21,7 +21,7 @@ from kcal.validation import (
 FEATURES_OF_A_DIRECTION = 16
 """From this number of features on, embeddings are divided by their length."""
 MAX_MAGNITUDE = 1e12
-"""Bound of rates, decays and bandwidths."""
+"""Bound of rates, decays and bandwidths, and of the inverses of those above 0."""
 MAX_COUNT = 10**7
 """Bound of numbers of steps, samples and dimensions."""
 AUTO_PASSES, MIN_AUTO_STEPS, MAX_AUTO_STEPS = 40, 20, 400
@@ -40,7 +40,7 @@ PUBLISHED_CHANGES: dict[str, dict[str, Any]] = {
 """Numbers of the paper's recipe that differ from its defaults, by data set."""
 
 
-_positive = partial(parameter, check=check_number, minimum=0, maximum=MAX_MAGNITUDE, exclusive=True)
+_positive = partial(parameter, check=check_number, minimum=1 / MAX_MAGNITUDE, maximum=MAX_MAGNITUDE)
 _nonnegative = partial(parameter, check=check_number, minimum=0, maximum=MAX_MAGNITUDE)
 _count = partial(parameter, check=check_integer, minimum=1, maximum=MAX_COUNT)
 

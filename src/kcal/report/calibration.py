@@ -173,17 +173,11 @@ class MethodResult:
 
 
 class Column(NamedTuple):
-    """A column of a table, and whether its cells are numbers."""
+    """A column of a table: its heading, its cells, and whether these are numbers."""
 
     heading: str
+    cells: list[Any]
     number: bool = True
-
-
-class Table(NamedTuple):
-    """Columns, and rows of cells."""
-
-    columns: list[Column]
-    rows: list[list[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,25 +245,21 @@ class Report:
         return [pair for pair in pairs if pair[1]]
 
     @property
-    def metrics_table(self) -> Table:
+    def metrics_table(self) -> list[Column]:
         """Metrics of every method with their intervals, the best in bold."""
-        with_intervals = self.evaluation.confidence is not None
-        columns = [Column("metric", number=False)]
-        for method in self.methods:
-            columns += [Column(method.name), *([Column("debiased"), self._interval_column()] if with_intervals else [])]
-        rows = []
-        for metric in self.evaluation.definitions.values():
-            row: list[Any] = [metric.labelled(metric.description)]
-            texts = metric.format_beside([method.evaluation.metrics[metric.name] for method in self.methods])
-            for (text, is_best), method in zip(texts, self.methods, strict=True):
-                row.append(Markup("<strong>{}</strong>").format(text) if is_best else text)
-                if with_intervals:
-                    debiased = method.evaluation.debiased.get(metric.name)
-                    ends = method.evaluation.intervals.get(metric.name)
-                    row.append("" if debiased is None else metric.format(debiased))
-                    row.append("" if ends is None else f"[{metric.format(ends.low)}, {metric.format(ends.high)}]")
-            rows.append(row)
-        return Table(columns, rows)
+        metrics, evaluations = [*self.evaluation.definitions.values()], [one.evaluation for one in self.methods]
+        beside = [metric.format_beside([one.metrics[metric.name] for one in evaluations]) for metric in metrics]
+        columns = [Column("metric", [metric.labelled(metric.description) for metric in metrics], number=False)]
+        for method, texts in zip(self.methods, zip(*beside, strict=True), strict=True):
+            strong, debiased = Markup("<strong>{}</strong>"), method.evaluation.debiased
+            columns.append(Column(method.name, [strong.format(text) if is_best else text for text, is_best in texts]))
+            if self.evaluation.confidence is not None:
+                known = [metric.format(debiased[metric.name]) if metric.name in debiased else "" for metric in metrics]
+                ends = [method.evaluation.intervals.get(metric.name, ()) for metric in metrics]
+                pairs = [", ".join(map(metric.format, pair)) for metric, pair in zip(metrics, ends, strict=True)]
+                columns.append(Column("debiased", known))
+                columns.append(Column(f"{100 * self.band:.6g} % interval", [pair and f"[{pair}]" for pair in pairs]))
+        return columns
 
     @property
     def has_errors_above_intervals(self) -> bool:
@@ -281,57 +271,54 @@ class Report:
         )
 
     @property
-    def class_table(self) -> Table:
+    def class_table(self) -> list[Column]:
         """Calibration errors of all classes, the largest first."""
-        errors = self.last.errors
-        of_method = [f"error, %, {method.name}" for method in self.methods] if len(self.methods) > 1 else ["error, %"]
-        columns = [Column("class", number=False), Column("samples"), *map(Column, of_method)]
-        if errors.debiased is not None:
-            columns += [Column("debiased, %"), self._interval_column(", %")]
-        columns += [Column("mean prediction, %"), Column("frequency, %"), Column("predictions are", number=False)]
-        rows = []
-        for k in self.worst:
-            row = [name(self.class_names[k]), count(errors.positives[k])]
-            row += [points(method.errors.error[k]) for method in self.methods]
-            if errors.debiased is not None and errors.low is not None and errors.high is not None:
-                row += [points(errors.debiased[k]), f"[{points(errors.low[k])}, {points(errors.high[k])}]"]
-            row += [points(errors.mean_prediction[k]), points(errors.frequency[k]), self.signed_error(k)]
-            rows.append(row)
-        return Table(columns, rows)
+        errors, order, several = self.last.errors, self.worst, len(self.methods) > 1
+        columns = [
+            Column("class", [name(self.class_names[k]) for k in order], number=False),
+            Column("samples", [count(errors.positives[k]) for k in order]),
+        ]
+        for method in self.methods:
+            heading = f"error, %, {method.name}" if several else "error, %"
+            columns.append(_percentages(heading, method.errors.error[order]))
+        if errors.debiased is not None and errors.low is not None and errors.high is not None:
+            columns.append(_percentages("debiased, %", errors.debiased[order]))
+            columns.append(_intervals(self.band, errors.low[order], errors.high[order]))
+        columns += [
+            _percentages("mean prediction, %", errors.mean_prediction[order]),
+            _percentages("frequency, %", errors.frequency[order]),
+        ]
+        return [*columns, Column("predictions are", [self.signed_error(k) for k in order], number=False)]
 
     @property
-    def subgroup_table(self) -> Table:
+    def subgroup_table(self) -> list[Column]:
         """Accuracy, mean confidence and ECE of each subgroup of the last method."""
         found = self.subgroups
         assert found is not None
         columns = [
-            Column(found.by, number=False),
-            Column("samples"),
-            Column("accuracy, %"),
-            Column("mean confidence, %"),
+            Column(found.by, [name(label) for label in found.names], number=False),
+            Column("samples", [count(n) for n in found.counts]),
+            _percentages("accuracy, %", found.accuracy),
+            _percentages("mean confidence, %", found.mean_confidence),
+            _percentages("ECE, %", found.error),
         ]
-        columns += [Column("ECE, %")]
         if found.has_intervals:
-            columns += [Column("debiased, %"), Column(f"{100 * found.confidence:.6g} % interval, %")]
-        columns += [Column("confidence is", number=False), Column("gap differs from the rest", number=False)]
-        rows = []
-        for k, (label, direction) in enumerate(zip(found.names, found.direction, strict=True)):
-            numbers = (found.accuracy, found.mean_confidence, found.error)
-            row = [name(label), count(found.counts[k]), *(points(values[k]) for values in numbers)]
-            if found.has_intervals:
-                row += [points(found.debiased[k]), f"[{points(found.low[k])}, {points(found.high[k])}]"]
-            rows.append([*row, direction, "yes" if found.differs[k] else ""])
-        return Table(columns, rows)
+            columns.append(_percentages("debiased, %", found.debiased))
+            columns.append(_intervals(found.confidence, found.low, found.high))
+        differs = ["yes" if one else "" for one in found.differs]
+        columns.append(Column("confidence is", list(found.direction), number=False))
+        return [*columns, Column("gap differs from the rest", differs, number=False)]
 
     @property
-    def count_table(self) -> Table:
+    def count_table(self) -> list[Column]:
         """Samples of each class, most first."""
         counts = self.last.errors.positives
-        rows = [
-            [name(self.class_names[k]), count(counts[k]), points(counts[k] / self.evaluation.n_samples)]
-            for k in np.argsort(-counts, kind="stable")
+        order = np.argsort(-counts, kind="stable")
+        return [
+            Column("class", [name(self.class_names[k]) for k in order], number=False),
+            Column("samples", [count(counts[k]) for k in order]),
+            _percentages("share, %", counts[order] / self.evaluation.n_samples),
         ]
-        return Table([Column("class", number=False), Column("samples"), Column("share, %")], rows)
 
     def signed_error(self, k: int) -> str:
         """Return in words by how many percentage points the predictions of a class are too high or too low."""
@@ -340,8 +327,14 @@ class Report:
             return "right on average"
         return text if text == "–" else f"too {'high' if text[0] == '-' else 'low'} by {text.strip('-')} points"
 
-    def _interval_column(self, unit: str = "") -> Column:
-        return Column(f"{100 * self.band:.6g} % interval{unit}")
+
+def _percentages(heading: str, values: Any) -> Column:
+    return Column(heading, [points(value) for value in values])
+
+
+def _intervals(level: float, low: Any, high: Any) -> Column:
+    ends = zip(low, high, strict=True)
+    return Column(f"{100 * level:.6g} % interval, %", [f"[{points(start)}, {points(end)}]" for start, end in ends])
 
 
 class Figures:

@@ -8,7 +8,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from importlib.metadata import version as package_version
 from typing import Annotated, Any
@@ -18,7 +18,6 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from fastapi.routing import APIRoute
 from fastapi.security import HTTPBasic, HTTPBearer, SecurityScopes
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,7 +50,8 @@ from kcal.serving.service import ANY_SCOPE, ServedModel, Service, Settings
 EXTENSIONS = ["binary_tensor_data", "model_repository", "parameters"]
 LOCAL_ADDRESS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?", re.ASCII | re.IGNORECASE)
 """Hosts of requests without tokens: a web page must not reach the service through a name of its own."""
-GRACE_SECONDS, KEEP_ALIVE_SECONDS = 30, 65
+BODY_SECONDS, GRACE_SECONDS, KEEP_ALIVE_SECONDS = 20, 30, 65
+"""How long the next part of a body may take, less than what a shutdown waits; and how long idle connections stay."""
 SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -92,18 +92,20 @@ def needs(*scopes: str) -> list[Any]:
     return [Security(ACCESS, scopes=scopes)]
 
 
-def the_service(request: Request) -> Service:
+async def the_service(request: Request) -> Service:
     """Return the service of a request."""
     service: Service = request.app.state.service
     return service
 
 
-def the_model(request: Request, name: str) -> ServedModel:
-    """Return the model of an endpoint."""
-    return the_service(request).get(name)
-
-
 Served = Annotated[Service, Depends(the_service)]
+
+
+async def the_model(service: Served, name: str) -> ServedModel:
+    """Return the model of an endpoint."""
+    return service.get(name)
+
+
 Model = Annotated[ServedModel, Depends(the_model)]
 
 
@@ -129,7 +131,7 @@ class Rejection(BaseModel):
     error: str
 
 
-REJECTIONS: dict[int | str, Any] = {status: {"model": Rejection} for status in (400, 401, 403, 404, 413, 422, 503)}
+REJECTIONS: dict[int | str, Any] = {status: {"model": Rejection} for status in (400, 401, 403, 404, 408, 413, 422, 503)}
 
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
@@ -138,11 +140,11 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, service: Served) -> bytes:
     """Return the body, after the request was authorized."""
-    settings, length = the_service(request).settings, request.headers.get("content-length", "0")
-    if not length.isdecimal() or len(length) > 18 or int(length) > settings.max_body:
-        raise too_large(settings.max_body)
+    limit, length = service.settings.max_body, request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 18 or int(length) > limit:
+        raise too_large(limit)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise HTTPException(415, "the body must not be compressed")
     try:
@@ -151,37 +153,22 @@ async def read_body(request: Request) -> bytes:
         raise HTTPException(400, "the client left before its body was complete") from None
 
 
-# Predictions
+Body = Annotated[bytes, Depends(read_body)]
 
 
-class Direct(APIRoute):
-    """A route whose function reads the request itself: FastAPI's parsing would cost as much as the prediction."""
+# Endpoints of one model
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the endpoint, with a check of the token."""
-        scopes = SecurityScopes([scope for one in self.dependencies for scope in getattr(one, "scopes", ())])
-
-        async def handle(request: Request) -> Response:
-            await ACCESS(request, scopes)
-            response: Response = await self.endpoint(request, **request.path_params)
-            return response
-
-        return handle
+models = APIRouter()
 
 
-predictions = APIRouter(route_class=Direct, dependencies=needs("predict"))
-
-
-@predictions.post("/v2/models/{name}/infer", openapi_extra=json_body(InferenceRequest))
-@predictions.post("/v2/models/{name}/versions/1/infer", openapi_extra=json_body(InferenceRequest))
-async def infer(request: Request, name: str) -> Response:
+@models.post("/infer", dependencies=needs("predict"), openapi_extra=json_body(InferenceRequest))
+async def infer(request: Request, service: Served, model: Model, body: Body) -> Response:
     """Predict; the body is JSON, with binary tensors after it if the header says how long the JSON is."""
-    model, max_json = the_model(request, name), the_service(request).settings.max_json
-    body, length = await read_body(request), request.headers.get(HEADER_LENGTH)
+    length = request.headers.get(HEADER_LENGTH)
 
     def read() -> tuple[InferenceRequest, dict[str, Any]]:
         text, binary = split_body(body, length)
-        content = parse(InferenceRequest, text, max_json)
+        content = parse(InferenceRequest, text, service.settings.max_json)
         return content, read_tensors(content.inputs, binary)
 
     text, blobs = await model.infer(len(body), read, encode_response)
@@ -191,41 +178,11 @@ async def infer(request: Request, name: str) -> Response:
     return Response(b"".join([text, *blobs]), headers=headers, media_type="application/octet-stream")
 
 
-@predictions.post("/predict", openapi_extra=json_body(PredictRequest))
-async def predict(request: Request) -> Response:
-    """Predict from plain JSON."""
-    service = the_service(request)
-
-    body = await read_body(request)
-
-    def read() -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
-        content = parse(PredictRequest, body, service.settings.max_json)
-        model = service.get(content.model)
-        predictor = model.predictor
-        return content, model, predictor, predictor.read_lists(content.__pydantic_extra__)
-
-    content, model, predictor, arrays = await run_sized(len(body), read)
-    has_evidence = predictor.calibrator.tags.has_evidence if content.evidence is None else content.evidence
-    chosen = {"evidence": has_evidence, "explanation": content.explain}
-    outputs = ["ids", "labels", "probabilities", *(name for name, is_chosen in chosen.items() if is_chosen)]
-    values = await model.predict(predictor, arrays, outputs, content.ids, content.explanation_samples)
-    found = {name: one.tolist() for name, one in values.items()}
-    if content.explain:
-        found["explanation"] = [json.loads(text) for text in found["explanation"]]
-    return JSONResponse({"model": model.name, "classes": predictor.classes.tolist(), **found})
-
-
-# Endpoints of one model
-
-models = APIRouter()
-
-
 @models.post("/feedback", dependencies=needs("feedback"), openapi_extra=json_body(FeedbackRecords))
-async def feedback(request: Request, service: Served, model: Model) -> dict[str, Any]:
+async def feedback(service: Served, model: Model, body: Body) -> dict[str, Any]:
     """Accept labels, corrections and erasures; they are on disk before the response."""
     if model.learner is None:
         raise HTTPException(409, "the service has no store for feedback; start it with --store")
-    body = await read_body(request)
     records = (await run_sized(len(body), parse, FeedbackRecords, body, service.settings.max_json)).root
     done = await run_in_threadpool(model.learner.give, records)
     results = [{"id": record.id, "status": status} for record, status in zip(records, done, strict=True)]
@@ -255,6 +212,27 @@ async def model_metadata(model: Model) -> dict[str, Any]:
 # Endpoints of the service
 
 service_routes = APIRouter()
+
+
+@service_routes.post("/predict", dependencies=needs("predict"), openapi_extra=json_body(PredictRequest))
+async def predict(service: Served, body: Body) -> Response:
+    """Predict from plain JSON."""
+
+    def read() -> tuple[PredictRequest, ServedModel, Predictor, Arrays]:
+        content = parse(PredictRequest, body, service.settings.max_json)
+        model = service.get(content.model)
+        predictor = model.predictor
+        return content, model, predictor, predictor.read_lists(content.__pydantic_extra__)
+
+    content, model, predictor, arrays = await run_sized(len(body), read)
+    has_evidence = predictor.calibrator.tags.has_evidence if content.evidence is None else content.evidence
+    chosen = {"evidence": has_evidence, "explanation": content.explain}
+    outputs = ["ids", "labels", "probabilities", *(name for name, is_chosen in chosen.items() if is_chosen)]
+    values = await model.predict(predictor, arrays, outputs, content.ids, content.explanation_samples)
+    found = {name: one.tolist() for name, one in values.items()}
+    if content.explain:
+        found["explanation"] = [json.loads(text) for text in found["explanation"]]
+    return JSONResponse({"model": model.name, "classes": predictor.classes.tolist(), **found})
 
 
 @service_routes.get("/healthz")
@@ -332,14 +310,19 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, n_bytes, app = time.perf_counter(), 500, 0, self.app
+        start, status, n_bytes, is_complete, app = time.perf_counter(), 500, 0, False, self.app
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope  # the server drops the body
         if self.service.tokens is None and not LOCAL_ADDRESS.fullmatch(Headers(scope=scope).get("host", "")):
             app = JSONResponse({"error": "the header Host must be 127.0.0.1 or localhost; others need tokens"}, 400)
 
         async def receive_limited() -> Message:
-            nonlocal n_bytes
-            message = await receive()
+            nonlocal n_bytes, is_complete
+            try:
+                async with asyncio.timeout(None if is_complete else BODY_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"nothing of the body has come for {BODY_SECONDS} seconds") from None
+            is_complete = not message.get("more_body", False)
             size = len(message.get("body", b""))
             n_bytes += size
             self.service.count_bytes(size, n_bytes)
@@ -383,7 +366,6 @@ def make_app(service: Service) -> FastAPI:
     )
     app.router.redirect_slashes = False
     app.state.service = service
-    app.include_router(predictions)  # first: they are asked for most
     for prefix in ("/v2/models/{name}", "/v2/models/{name}/versions/1"):
         app.include_router(models, prefix=prefix)
     app.include_router(service_routes)
@@ -416,6 +398,7 @@ class Server(uvicorn.Server):
             lifespan="on",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=GRACE_SECONDS,
+            http="h11",  # bounds the headers of a request, which httptools does not
             ws="none",
         )
         super().__init__(config)

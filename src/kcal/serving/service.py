@@ -10,8 +10,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -173,8 +173,8 @@ class Batcher:
     ) -> None:
         self._run, self.max_rows, self.max_wait, self.max_queue = run, max_rows, max_wait, max_queue
         self.waiting: deque[tuple[Any, float, asyncio.Future[Any]]] = deque()  # with the time until which each waits
-        self._n_rows, self._is_running = 0, False
-        self._timer: asyncio.TimerHandle | None = None
+        self._n_rows, self._is_full = 0, asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
 
     async def submit(self, job: Any) -> Any:
         """Return the result of a job, or raise its exception."""
@@ -184,42 +184,42 @@ class Batcher:
         future = loop.create_future()
         self.waiting.append((job, loop.time() + self.max_wait, future))
         self._n_rows += job.n_rows
-        self._schedule(loop)
+        if self._n_rows >= self.max_rows:
+            self._is_full.set()
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
         return await future
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the next batch when it is full, or has waited long enough, and the one before is done."""
-        if self._is_running or not self.waiting:
-            return
-        if self._n_rows >= self.max_rows:
-            self._start(loop)
-        elif self._timer is None:
-            self._timer = loop.call_at(self.waiting[0][1], self._start, loop)
+    async def _work(self) -> None:
+        """Run batches, each when it is full or its first job has waited long enough, until no job waits."""
+        while self.waiting:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self.waiting[0][1]):
+                    await self._is_full.wait()
+            batch = self._take()
+            try:
+                results = await asyncio.to_thread(self._run, [job for job, _, _ in batch])
+            except Exception as error:
+                results = [error] * len(batch)
+            for (_, _, future), result in zip(batch, results, strict=True):
+                if future.done():  # the client left
+                    continue
+                if isinstance(result, BaseException):
+                    future.set_exception(result)
+                else:
+                    future.set_result(result)
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._is_running = None, True
+    def _take(self) -> list[tuple[Any, float, asyncio.Future[Any]]]:
+        """Take the jobs of the next batch out of those that wait."""
         batch = [self.waiting.popleft()]
         n_rows, key = batch[0][0].n_rows, batch[0][0].key
         while self.waiting and (job := self.waiting[0][0]).key == key and n_rows + job.n_rows <= self.max_rows:
             batch.append(self.waiting.popleft())
             n_rows += job.n_rows
         self._n_rows -= n_rows
-        running = loop.run_in_executor(None, self._run, [job for job, _, _ in batch])
-        running.add_done_callback(partial(self._finish, loop, [future for _, _, future in batch]))
-
-    def _finish(self, loop: Any, futures: list[asyncio.Future[Any]], running: asyncio.Future[Sequence[Any]]) -> None:
-        error = running.exception()
-        for future, result in zip(futures, [error] * len(futures) if error else running.result(), strict=True):
-            if future.done():  # the client left
-                continue
-            if isinstance(result, BaseException):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-        self._is_running = False
-        self._schedule(loop)
+        if self._n_rows < self.max_rows:
+            self._is_full.clear()
+        return batch
 
 
 class ServedModel:

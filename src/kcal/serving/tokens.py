@@ -18,7 +18,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcal.errors import FileFormatError, InvalidInputError
-from kcal.files import atomic_path, check_path, locked_folder
+from kcal.files import atomic_path, check_path, check_target, locked_folder
 
 Scope = Literal["predict", "feedback", "metrics", "admin"]
 """What a token allows; admin includes the others."""
@@ -103,10 +103,8 @@ def _digest(secret: str) -> str:
 
 def _locked(path: Path) -> AbstractContextManager[None]:
     """Return the lock of a token file, a file beside it: one process at a time reads, changes and writes it."""
+    check_target(path)
     target = Path(os.path.realpath(check_path(path)))
-    if not target.parent.is_dir():
-        remedy = f"Make the folder {target.parent} first."
-        raise InvalidInputError("path", "must be in an existing folder", got=str(path), remedy=remedy)
     return locked_folder(target.parent, f".{target.name}.lock", wait=True)
 
 
