@@ -140,7 +140,7 @@ def test_groups_weights_and_ids_reach_the_method(run):
     [
         ("imax", ["--set", "form=top", "--set", "bins=7"], {"form": "top", "bins": 7}),
         ("spline", ["--set", "floor=False"], {"floor": False}),
-        ("dircal", ["--set", "grid=[[1, 0.1]]"], {"grid": [[1, 0.1]]}),
+        ("dircal", ["--set", "grid=[[1, 0.1]]"], {"grid": ((1, 0.1),)}),
         ("kcal", [*QUICK[2:], "--set", "bandwidth_interval=0.5,1"], {"bandwidth_interval": (0.5, 1)}),
         ("kcal", [*QUICK[2:], "--bandwidth", "0.8", "--smoothing", "0.01", "--kernel", "laplace"],
          {"bandwidth": 0.8, "smoothing": 0.01, "kernel": "laplace"}),
