@@ -73,7 +73,8 @@ def is_tensor(values: Any) -> TypeGuard[torch.Tensor]:
 
 def plain_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Return a detached tensor whose memory holds its values; raise unless it is dense and of real numbers."""
-    if tensor.is_complex() or tensor.is_meta or str(tensor.layout) != "torch.strided":
+    has_no_values = tensor.is_meta or sys.modules["torch"].nn.parameter.is_lazy(tensor)
+    if has_no_values or tensor.is_complex() or str(tensor.layout) != "torch.strided":
         got = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
         raise InvalidInputError(name, "must be a dense tensor of real numbers", got=got)
     return tensor.detach().resolve_neg()

@@ -83,7 +83,7 @@ def test_integer_labels_are_columns_and_others_need_classes(problem: Any) -> Non
     assert calibrator.temperature_ == plain.temperature_
     with pytest.raises(InvalidInputError, match=r"from 0 to 2; got 3 at row 0\. Subtract 1"):
         TemperatureScaling().fit(problem.logits, np.full(240, 3))
-    with pytest.raises(InvalidInputError, match=r"every column of the logits \(3\)"):
+    with pytest.raises(InvalidInputError, match=r"^classes must name all 3 columns"):
         TemperatureScaling().fit(problem.logits, problem.labels, classes=[0, 1])
 
 

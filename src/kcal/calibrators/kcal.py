@@ -271,9 +271,7 @@ class KCal(KernelCalibrator):
             model, training_curve, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
         n_counted = len(samples.counted)
         if too_few_samples(n_counted, samples.n_classes):
-            accuracy, loss = model.leave_one_out_score(samples.keys())
-            shown_loss = loss if curve is None or folds is not None else curve.loss  # that of summary()
-            warn_sparse_support(n_counted, samples.n_classes, accuracy, shown_loss)
+            warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
         chosen = (self._bandwidth_choice(samples).fixed_source,) if curve is None else ("search", curve.loss)
         fit = Fit.of(
             model,
@@ -337,14 +335,12 @@ class KCal(KernelCalibrator):
         """Return the main results of the fit for display, label to text."""
         fit = self._latest()
         model, curve = fit.model, fit.curve
-        groups = None if fit.samples is None else fit.samples.keys()
-        unit = "one" if groups is None else "one-group"
-        loss = model.leave_one_out_score(groups)[1] if curve is None else curve.loss
-        name = (
-            f"leave-{unit}-out log-loss"
-            if curve is None or curve.n_folds is None
-            else f"log-loss over {curve.n_folds} folds"
-        )
+        if curve is not None and curve.n_folds is not None:
+            name, loss = f"log-loss over {curve.n_folds} folds", curve.loss
+        else:
+            groups = None if fit.samples is None else fit.samples.keys()
+            name = f"leave-{'one' if groups is None else 'one-group'}-out log-loss"
+            loss = fit.model.leave_one_out_score(groups)[1]
         return {
             "support": f"{len(model.points):,} {model.compression or 'samples'}",
             "dimension": f"{self.n_features_in_:,} → {model.dimension:,}",

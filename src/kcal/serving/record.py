@@ -273,7 +273,7 @@ class Record:
             evidence = np.array([one.evidence for one in recent if one.evidence is not None], dtype=np.float64)
             frequencies = _estimate_frequencies(probs, predictor.calibrator, classes)
             performance = None
-            if len(probs):
+            if len(probs) > 1:
                 performance = estimate_performance(probs, classes=classes, target="population")
             alarms = (*_alarms(report, self.inputs.alarm_at), *_notices(frequencies, evidence))
         estimates, latest = (performance, frequencies), tuple(recent[::-1][:N_LATEST])
