@@ -345,7 +345,8 @@ class KernelCalibrator(Calibrator):
         Without ``search``, a search (of a blend: a fit) that is due is left out. ``ids`` are new identifiers of the
         samples, in the order of their arrival.
         """
-        fit = replace(self._latest(search=search, wait=True), is_search_due=False)
+        fit = self._latest(search=search, wait=True)
+        fit = replace(fit, is_search_due=False) if fit.is_search_due else fit  # otherwise shared, with what it computed
         other = copy(self)
         other._fit, other._table = fit, None
         if ids is not None:
