@@ -131,12 +131,12 @@ def _exact_numbers(numbers: list[Any], name: str) -> NDArray[Any]:
         if max(map(abs, integers)) > MAX_EXACT_INTEGER:
             raise InvalidInputError(name, "must be integers if some are above 2**53, which floats round")
         return np.array(numbers, dtype=np.float64)
-    try:
-        dtype = np.int64 if max(integers) < 2**63 else np.uint64
-        return np.array([int(number) for number in numbers], dtype=dtype)
-    except OverflowError as error:
-        expected = "must be numbers of up to 64 bits, not negative beside 2**63 or more"
-        raise InvalidInputError(name, expected, got=shown(numbers), remedy="Pass them as text.") from error
+    whole = [int(number) for number in numbers]
+    for dtype in (np.int64, np.uint64):
+        if np.iinfo(dtype).min <= min(whole) and max(whole) <= np.iinfo(dtype).max:
+            return np.array(whole, dtype=dtype)
+    expected = "must be numbers of up to 64 bits, not negative beside 2**63 or more"
+    raise InvalidInputError(name, expected, got=shown(numbers), remedy="Pass them as text.")
 
 
 def to_numbers(values: Any, name: str) -> NDArray[np.floating[Any]]:
@@ -491,7 +491,7 @@ def _check_shape(array: NDArray[Any], n_samples: int, name: str) -> NDArray[Any]
     if array.shape[1:] == (1,):
         from sklearn.utils import column_or_1d
 
-        array = column_or_1d(array, warn=True, input_name=name)
+        array = column_or_1d(array, warn=True)
     if array.ndim != 1:
         is_label = array.ndim == 2 and (name == "y" or "labels" in name)
         remedy = f"Pass {name}.argmax(axis=1) of one-hot rows. {MULTI_LABEL}" if is_label else ""

@@ -97,6 +97,12 @@ def average_ties(values: torch.Tensor, descending: torch.Tensor, *, tolerance: f
     return (sums / counts.clamp_min(1)).gather(1, group)
 
 
+def is_exporting() -> bool:
+    """Return whether the computation is being exported; torch before 2.7 knows whether it is traced only."""
+    known: bool = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
+    return known
+
+
 def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False) -> torch.Tensor:
     """Return how many of the bounds are below (or equal to) each score, (n, k).
 
@@ -105,7 +111,7 @@ def places(bounds: torch.Tensor, scores: torch.Tensor, *, or_equal: bool = False
     """
     width, n_rows = bounds.shape[-1], len(bounds) if bounds.ndim == 2 else 1
     scores = scores.clamp_max(PADDING / 2)
-    if not torch.compiler.is_exporting():
+    if not is_exporting():
         if n_rows == 1:
             return torch.searchsorted(bounds.reshape(-1), scores.contiguous(), right=or_equal)
         return torch.searchsorted(bounds, scores.T.contiguous(), right=or_equal).T
