@@ -308,9 +308,11 @@ class PredictionModule(nn.Module):
 
 def _without_nan(probs: torch.Tensor) -> torch.Tensor:
     """Return probabilities; raise if one is NaN, where a program may look at numbers."""
+    if torch.compiler.is_compiling():
+        return probs
     is_nan = False
     with suppress(RuntimeError):  # of a transformation such as vmap, under which it may not
-        is_nan = not torch.compiler.is_compiling() and bool(probs.isnan().any())
+        is_nan = bool(probs.isnan().any())
     if is_nan:
         expected = "and logits must be finite, without NaN or inf"
         raise InvalidInputError("embeddings", expected, got="some that lead to NaN")

@@ -10,7 +10,8 @@ import io
 import re
 import sys
 from contextlib import nullcontext
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -59,6 +60,12 @@ class CommandGroup(_WithoutTypeOfFlags, TyperGroup):
             return super().invoke(ctx)
 
 
+def is_path(annotation: Any) -> bool:
+    """Return whether an option or argument is a path."""
+    kind = annotation.__origin__
+    return kind is Path or Path in get_args(kind)
+
+
 class Command(_WithoutTypeOfFlags, TyperCommand):
     """A command that shows its result, and whose errors name its options in place of the library's parameters."""
 
@@ -68,8 +75,11 @@ class Command(_WithoutTypeOfFlags, TyperCommand):
         options |= {item.name: str(item.metavar) for item in self.params if item.param_type_name == "argument"}
         settings = [text.partition("=")[0].strip() for text in ctx.params.get("settings") or ()]
         json_file, quiet = ctx.params.get("json_file"), ctx.params.get("quiet", False)
+        callback: Any = self.callback
+        declared = inspect.signature(callback).parameters
+        files = {name: Path(text) for name, text in ctx.params.items() if text and is_path(declared[name].annotation)}
         with readable_messages(options | {name: f"--set {name}" for name in settings}):
-            check_distinct(ctx.params, options)
+            check_distinct(ctx.params | files, options)
             check_writable(json_file, option="--json")
             result = super().invoke(ctx)
             if isinstance(result, Result):

@@ -1,7 +1,5 @@
 """The service over HTTP: the routes of FastAPI, who may use them, limits of bodies, and the server."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json
