@@ -49,8 +49,8 @@ REQUESTS = (
     Request(
         ("gpytorch",), "'kcal[gp]'", ("-c", f"import kcal, numpy; kcal.GaussianProcessCalibration().fit({LOGITS})")
     ),
-    Request(("pyarrow",), "'kcal[tables]'", ("predict", "model.kcal", "test.npz", "--out", "probabilities.csv")),
-    Request(("pyarrow",), "'kcal[tables]'", ("fit", "table.csv", "--out", "table.kcal")),
+    Request(("pyarrow",), "'kcal[tables]'", ("predict", "model.kcal", "test.npz", "--out", "probabilities.parquet")),
+    Request(("pyarrow",), "'kcal[tables]'", ("fit", "table.parquet", "--out", "table.kcal")),
     Request(("pyarrow",), "'kcal[tables]'", ("evaluate", "model.kcal", "table.parquet")),
     Request(ONNX, "'kcal[onnx]'", ("export", "model.kcal", "--out", "head.onnx")),
     Request(SERVE, "'kcal[serve]'", ("serve", "model.kcal", "--port", "0")),
@@ -98,8 +98,7 @@ def complaint(request: Request, folder: Path) -> str:
 def main(folder: Path) -> int:
     """Print every request with its answer; return 1 if one is wrong."""
     failed = False
-    for name in ("table.csv", "table.parquet"):
-        (folder / name).write_text("label,logit_a,logit_b\na,1,0\nb,0,1\n", encoding="utf-8")
+    (folder / "table.parquet").write_text("label,logit_a,logit_b\na,1,0\nb,0,1\n", encoding="utf-8")
     for request in REQUESTS:
         problem = complaint(request, folder)
         failed |= bool(problem)
