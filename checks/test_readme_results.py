@@ -34,9 +34,9 @@ def numbers(row: str) -> list[float]:
     return [float(cell) for cell in re.findall(r"\d+\.\d+", row)]
 
 
-def test_the_results_of_the_readme_are_those_of_the_code():
+def test_the_results_of_the_readme_are_those_of_the_code(tmp_path):
     example = kcal.datasets.load_example()
-    probs = run_methods(example, quiet=True).probs
+    _, probs = run_methods(example, tmp_path, quiet=True)
     evaluations = {name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()}
     written, computed = (text.splitlines() for text in (between_markers(README), results_table(evaluations)))
     assert [row.split("|")[1] for row in written] == [row.split("|")[1] for row in computed]

@@ -7,6 +7,7 @@ The first figure and the table are those of ``kcal demo``; the other is that of 
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -67,7 +68,8 @@ def main() -> None:
     """Write the figures and the table of README.md."""
     torch.set_num_threads(1)
     example = load_example()
-    probs = run_methods(example, quiet=True).probs
+    with TemporaryDirectory() as folder:
+        _, probs = run_methods(example, Path(folder), quiet=True)
     readme = ROOT / "README.md"
     draw(example, probs, ROOT / "docs/figures/reliability.png")
     draw_explanation(example, EXPLAINED_ROW, ROOT / "docs/figures/explanation.png")

@@ -189,9 +189,9 @@ class CalibrationModel(nn.Module):
         """Return a model with other buffers, parts or options; the rest is shared."""
         return type(self)(**{name: getattr(self, name) for name in self.fields} | values)
 
+    @abstractmethod
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes); None for an input that the method ignores."""
-        raise NotImplementedError  # in a part of other models that has none
 
     def with_evidence(
         self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None

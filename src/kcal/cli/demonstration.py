@@ -53,13 +53,7 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
     is_shown = not shared["quiet"] and shared["json_file"] != "-"
     if is_shown:
         show_code(example)
-    folds = example.calibration, example.test
-    classifier = kcal.CalibratedClassifier(example.network(), progress=None if is_shown else False)
-    calibration, test = (classifier.outputs(part.loader()) for part in folds)
-    write_parts(example, calibration, test, out)
-    files = out / "calibration.npz", out / "test.npz"
-    probs = fit_methods(METHODS, *files, {"allow_overlap": False}, (None, None), skip_failures=False).probs
-    probs[BLEND] = classifier.fit(calibration, classes=example.classes).predict_proba(test)
+    classifier, probs = run_methods(example, out, quiet=not is_shown)
     figure = draw(example, probs, out / "reliability.png")
     model = classifier.save(out / "model.kcal")
     evaluations = {name: kcal.evaluate(values, example.test.labels) for name, values in probs.items()}
@@ -71,6 +65,20 @@ def demo(out: options.DemoOut = Path("kcal-demo"), **shared: options.Shared) -> 
         show_next_commands(out, model)
 
     return Result({name: evaluation.metrics for name, evaluation in evaluations.items()}, show_all)
+
+
+def run_methods(example: Example, folder: Path, *, quiet: bool) -> tuple[Any, dict[str, Any]]:
+    """Fit every method on the calibration part; return the classifier with the blend, and test probabilities by method.
+
+    The network's outputs are written into ``folder``.
+    """
+    classifier = kcal.CalibratedClassifier(example.network(), progress=False if quiet else None)
+    calibration, test = (classifier.outputs(part.loader()) for part in (example.calibration, example.test))
+    write_parts(example, calibration, test, folder)
+    files = folder / "calibration.npz", folder / "test.npz"
+    probs = fit_methods(METHODS, *files, {"allow_overlap": False}, (None, None), skip_failures=False).probs
+    probs[BLEND] = classifier.fit(calibration, classes=example.classes).predict_proba(test)
+    return classifier, probs
 
 
 def draw(example: Example, probs: dict[str, Any], path: Path) -> Path | None:
