@@ -30,20 +30,18 @@ def compose():
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]["kcal"]
 
 
-def test_the_command_of_the_container_is_one_that_kcal_understands(monkeypatch):
-    served = []
+def test_the_command_of_the_container_is_one_that_kcal_understands(monkeypatch, tmp_path):
+    served, mounted = [], {"/models": tmp_path, "/tokens/tokens.json": tmp_path / "tokens.json"}  # these must exist
+    (tmp_path / "tokens.json").write_text("[]")
     monkeypatch.setattr(server, "serve", lambda settings, on_started: served.append(settings))
     program, *words = [*instruction("ENTRYPOINT"), *re.findall(r'"([^"]+)"', CONTAINERFILE.rpartition("\nCMD ")[2])]
     assert program == "kcal"
-    assert CliRunner().invoke(app, words).exit_code == 0
+    assert mounted.keys() <= set(words)
+    assert CliRunner().invoke(app, [str(mounted.get(word, word)) for word in words]).exit_code == 0
     (settings,) = served
-    assert (settings.host, settings.port, str(settings.path), str(settings.store)) == (
-        "0.0.0.0",
-        8000,
-        "/models",
-        "/store",
-    )
-    assert str(settings.tokens) == "/tokens/tokens.json"
+    expected = ("0.0.0.0", 8000, mounted["/models"], "/store")
+    assert (settings.host, settings.port, settings.path, str(settings.store)) == expected
+    assert settings.tokens == mounted["/tokens/tokens.json"]
     assert CONTAINERFILE.index("USER 10001:10001") < CONTAINERFILE.index("ENTRYPOINT")
     (code,) = re.findall(r'CMD \["python", "-c", "(.*)"\]', CONTAINERFILE)
     compile(code, "health", "exec")

@@ -21,7 +21,7 @@ from kcal.files import write_whole
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "constraints-lowest.txt"
-EXTRAS = ("plots", "tables", "serve")
+EXTRAS = ("plots", "gp", "tables", "serve")
 """Not onnx, which needs a newer torch, and not ray, for its size; tests that need them are skipped."""
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "torchmetrics", "httpx", "tritonclient[http]", "pyyaml")
 """What the core tests need beside kcal."""
