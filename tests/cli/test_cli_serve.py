@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,14 @@ def test_a_missing_extra_says_how_to_install_it(run, model, monkeypatch):
     assert "pip install 'kcal[serve]'" in result.stderr
 
 
-@pytest.mark.parametrize("options", [["--store", "damaged.db"], ["--network", "wrong.onnx"], ["--grpc-port", "PORT"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--store", "damaged.db"],
+        ["--network", "wrong.onnx"],
+        pytest.param(["--grpc-port", "PORT"], marks=pytest.mark.skipif(find_spec("grpc") is None, reason="needs grpc")),
+    ],
+)
 def test_service_that_cannot_start_says_why_once_and_no_address(run, model, tmp_path, options):
     for name in ("damaged.db", "wrong.onnx"):
         (tmp_path / name).write_bytes(b"nothing of the kind" * 100)

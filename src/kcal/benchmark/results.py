@@ -172,7 +172,7 @@ class Results:
     def seconds(self, row: Row, method: str) -> dict[str, float]:
         """Return the median seconds to "fit", to "predict" and to "train" the projection; nan where not known."""
         lines = self.of_method(row, method)
-        return {kind: lines[f"{kind}_seconds"].astype(float).median() for kind in ("fit", "predict", "train")}
+        return {kind: lines[f"{kind}_seconds"].astype(float).dropna().median() for kind in ("fit", "predict", "train")}
 
     def comparison(self, row: Row, metric: str) -> MethodComparison | None:
         """Compare the methods of a row as the paper marks its tables, and by the corrected test.

@@ -6,6 +6,7 @@ Nothing of the library is imported: help does not wait for numpy or torch.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,15 @@ def _default(annotation: Any) -> Any:
     return False if annotation.__origin__ is bool else None
 
 
+def _check_number(value: float | None) -> float | None:
+    """Return the value of an option; nan is refused, because it passes every comparison with a range."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("must be a number; got nan.")
+    return value
+
+
 _main = partial(_option, None)
+_number = partial(_option, None, callback=_check_number)
 _input = partial(_argument, exists=True)
 _input_option = partial(_option, None, exists=True)
 
@@ -79,10 +88,10 @@ Json = Annotated[Text, _main("FILE", "Write the results as JSON; - for standard 
 OUTPUT = {"json_file": Json, "quiet": Quiet}
 
 SupportSize = Annotated[Text, _main("N|SHARE", "Support points: a number, or a share of the samples such as 0.1.")]
-MaxLossIncrease = Annotated[Number, _main("X", "In place of a size: allowed relative increase of the log-loss.")]
+MaxLossIncrease = Annotated[Number, _number("X", "In place of a size: allowed relative increase of the log-loss.")]
 MinClusterSize = Annotated[int, _main("N", "Smallest number of samples per mean. (default: 1)")]
 VerifyData = Annotated[File, _input_option("DATA", f"Rows to verify the file with. {DATA_FILE}")]
-Tolerance = Annotated[Number, _main("X", "Accepted difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
+Tolerance = Annotated[Number, _number("X", "Accepted difference of a probability. (default: 1e-5)", min=1e-12, max=1)]
 Engine = Annotated[
     Literal["local", "ray"], _main("NAME", "Where to compute: local, or ray for a Ray cluster. (default: local)")
 ]
@@ -109,8 +118,8 @@ SplitSeed = Annotated[int, _main("N", "Same seed, same splits and results. (defa
 Jobs = Annotated[Integer, _main("N", "Worker processes. (default: one per core)", min=1)]
 Pool = Annotated[File, _input_option("FILE", "Outputs for data that the network was not trained on.")]
 OutOfScope = Annotated[File, _input_option("FILE", "Outputs for inputs that belong to no class.")]
-Share = Annotated[Number, _main("SHARE", "Share of the pool for calibration in each split. (default: 0.3)")]
-GroupShare = Annotated[Number, _main("SHARE", "The same of the groups in grouped splits. (default: --share)")]
+Share = Annotated[Number, _number("SHARE", "Share of the pool for calibration in each split. (default: 0.3)")]
+GroupShare = Annotated[Number, _number("SHARE", "The same of the groups in grouped splits. (default: --share)")]
 
 _data = partial(_option, "Names in the data")
 MATRICES = {
@@ -188,11 +197,11 @@ SERVICE = {
     ],
     "max_batch": Annotated[Integer, _main("N", "Rows predicted together. (default: 256)", min=1, max=1_000_000)],
     "max_wait_ms": Annotated[
-        Number, _main("MS", "Time that a batch waits for requests. (default: 2)", min=0, max=10_000)
+        Number, _number("MS", "Time that a batch waits for requests. (default: 2)", min=0, max=10_000)
     ],
     "max_queue": Annotated[Integer, _main("N", "Requests that may wait; more get status 503. (default: 1024)", min=1)],
     "max_body_mb": Annotated[
-        Number, _main("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001, max=100_000)
+        Number, _number("MB", "Size of a request; a quarter of it for JSON. (default: 64)", min=0.001, max=100_000)
     ],
     "recent": Annotated[
         Integer, _main("N", "Predictions kept for feedback and dashboard. (default: 10,000)", min=1, max=10**7)

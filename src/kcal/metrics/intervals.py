@@ -144,7 +144,7 @@ def measure_gaps(events: SortedEvents, binning: Binning, groups: NDArray[np.int6
     if observed <= independent:
         return gaps
     scale = np.sqrt(1 - independent / observed) / len(events)
-    return gaps._replace(group_gaps=vstack(of_groups, format="csr") * scale)
+    return gaps._replace(group_gaps=csr_array(vstack(of_groups, format="csr")) * scale)
 
 
 def _measure_bins(event: SortedEvent, of: Event, binning: Binning, cuts: Cuts) -> Array:
