@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +276,8 @@ def test_a_csv_file_has_the_numbers_of_its_text(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("label,e_0,e_1\n" + "".join(f"None,{a!r},{b!r}\n" for a, b in values.tolist()))
     found = read_outputs(path, embeddings="e_*")
-    np.testing.assert_allclose(found.embeddings, values, rtol=1e-15, atol=0)
+    exact = int(version("pandas").partition(".")[0]) >= 3  # pandas before rounds the last digits
+    np.testing.assert_allclose(found.embeddings, values, rtol=1e-15 if exact else 2e-12, atol=0)
     assert set(found.labels.tolist()) == {"None"}
 
 

@@ -474,6 +474,6 @@ def _vector(name: str, values: Any) -> NDArray[Any]:
     if array.dtype.kind in "biuf":
         return np.asarray(array)
     texts = series.tolist()
-    if isinstance(texts[0], bytes):
+    if isinstance(next(iter(texts), None), bytes):
         raise InvalidInputError(f"column {name!r}", "must be numbers or text", got="bytes")
     return np.array([str(text) for text in texts])
