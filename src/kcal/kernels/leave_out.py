@@ -173,7 +173,7 @@ class KeptDistances:
         def measure(block: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             placed = prepared.place(queries[block])
             products = left @ placed.right()  # (n_support, n_query)
-            rule.select(block).hide(products, 0)
+            rule.select(block).hide(products, slice(0, len(left)))
             largest = products.amax(dim=0).clamp_min_(torch.finfo(products.dtype).min)
             nearest = (largest + placed.half_squares).clamp_max_(0.0)
             return products.sub_(largest).to(queries.dtype), nearest, placed.half_squares

@@ -53,6 +53,8 @@ LOG2_E = 1.0 / log(2.0)
 
 SUPPORT_BLOCK = QUERY_BLOCK = 1024
 """Support points × queries of a block: a few MB, which stay in the cache. Few queries get more points."""
+NEAR_STEP = 64
+"""One of so many support points is looked at for a near point of each query before the others."""
 PART_BLOCKS = 32
 """Blocks of support points that one thread sums for a block of queries."""
 MAX_KEPT_NUMBERS = 4_000_000
@@ -418,7 +420,9 @@ class PreparedSupport:
                 write(block, Contributions(self, points, rule).class_sums())
                 return
             placed = self.place(points)
-            part_sums = partial(self._part_sums, placed=placed, leave_out=rule, wide=self.is_part or len(parts) > 1)
+            near = None if self._are_small(placed) else self._near(placed, rule)
+            wide = self.is_part or len(parts) > 1
+            part_sums = partial(self._part_sums, placed=placed, near=near, leave_out=rule, wide=wide)
             sums = self._added(map_blocks(part_sums, parts, device) if by_points else map(part_sums, parts), placed)
             if self.dtype == torch.float64 and (unresolved := self._unresolved(placed)).numel():
                 index = unresolved.to(device)
@@ -432,37 +436,49 @@ class PreparedSupport:
         else:
             map_blocks(compute, blocks, device)
 
-    def _part_sums(self, part: slice, *, placed: Queries, leave_out: LeaveOut | None, wide: bool) -> PartSums:
+    def _near(self, placed: Queries, leave_out: LeaveOut | None) -> torch.Tensor:
+        """Return the largest product of each query with a few points of all classes, (n_query,)."""
+        n_support = len(self.support)
+        rows = slice(0, n_support, max(NEAR_STEP, n_support // SUPPORT_BLOCK))
+        block = self.left_rows(rows) @ placed.right()
+        if leave_out is not None:
+            leave_out.hide(block, rows)
+        return block.amax(dim=0)
+
+    def _part_sums(
+        self, part: slice, *, placed: Queries, near: torch.Tensor | None, leave_out: LeaveOut | None, wide: bool
+    ) -> PartSums:
         """Return the sums of the support points ``part``, of a log-linear kernel; ``wide`` for float64.
 
-        The near point of a query is the nearest of the first block in which it sees any; a later one that is so much
-        nearer that its value could be too large takes its place. None is sought if all products are small, and none
-        takes the place of points to which the queries themselves would not be so much nearer.
+        ``near`` are products of a near point of each query, −inf if it saw none; None if all products are small. If a
+        point is so much nearer that its value could be too large, the nearest of its block takes the place of the near
+        point; none takes the place of points to which the queries themselves would not be so much nearer.
         """
         right, narrowest = placed.right(), max(self.rates)
         classes, n_query = class_range(self.support, part), right.shape[1]
         dtype = widest_dtype(right.device) if wide else self.support.points.dtype
         total = right.new_zeros(len(self.rates), classes.stop - classes.start, n_query, dtype=dtype)
-        is_small = is_settled = self._are_small(placed)
-        near = right.new_full((n_query,), 0.0 if is_settled else -torch.inf)
+        is_small = is_settled = near is None
+        near = right.new_zeros(n_query) if near is None else near
+        right[-1] -= near.masked_fill(torch.isneginf(near), 0.0)
         step = min(SUPPORT_BLOCK * max(QUERY_BLOCK // n_query, 1), part.stop - part.start)
         buffer = right.new_empty(step, n_query)
         values = None if len(self.rates) == 1 else torch.empty_like(buffer, dtype=self.support.points.dtype)
         for rows in slices(part.stop, step, part.start):
             block = torch.mm(self.left_rows(rows), right, out=buffer[: rows.stop - rows.start])
             if leave_out is not None:
-                leave_out.hide(block, rows.start)
+                leave_out.hide(block, rows)
+            is_settled = is_settled or bool(((placed.half_squares + near) * narrowest >= -ROOM).all())
             if not is_settled:
                 largest = block.amax(dim=0)
                 is_new = (largest * narrowest > ROOM) | (torch.isneginf(near) & (largest > -torch.inf))
-                rise = torch.where(is_new, largest, 0.0)
-                near = torch.where(is_new, rise - right[-1], near)
                 if is_new.any():
+                    rise = torch.where(is_new, largest, 0.0)
+                    near = torch.where(is_new, rise - right[-1], near)
                     right[-1] -= rise
                     block.sub_(rise)
                     if rows.start > part.start:
                         total *= (-rise * self.rate_column[:, :, None].to(rise)).clamp_max_(0.0).exp2_().to(total)
-                is_settled = bool(((placed.half_squares + near) * narrowest >= -ROOM).all())
             room = None if values is None else values[: len(block)]
             self._add_values(total, block, room, rows, classes.start, underflow=not is_small)
         return PartSums(classes, total, near)
@@ -608,7 +624,7 @@ class Contributions:
         for rows in slices(len(self.prepared.support), step):
             block = self.prepared.exact.left_rows(rows) @ right
             if self.leave_out is not None:
-                self.leave_out.hide(block, rows.start)
+                self.leave_out.hide(block, rows)
             yield rows, block
 
     @cached_property

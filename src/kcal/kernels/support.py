@@ -154,16 +154,15 @@ class LeaveOut:
         visible = weights.sum() - weight_of_key[torch.searchsorted(keys, self.query_keys.cpu().contiguous())]
         return visible.clamp_min(torch.finfo(torch.float64).tiny).log()
 
-    def hide(self, block: torch.Tensor, start: int) -> None:
-        """Set to −inf what must not be seen in a block, (support points from ``start`` on) × (all queries)."""
+    def hide(self, block: torch.Tensor, rows: slice) -> None:
+        """Set to −inf what must not be seen in a block, (support points ``rows``) × (all queries)."""
         keys = self.query_keys.to(block.device)
         if self.grouped:
-            support_keys = self.support_keys[start : start + block.shape[0]].to(block.device)
-            block.masked_fill_(support_keys[:, None] == keys[None, :], -torch.inf)
+            block.masked_fill_(self.support_keys[rows, None].to(block.device) == keys, -torch.inf)
             return
-        own = keys - start
-        inside = ((own >= 0) & (own < block.shape[0])).nonzero().squeeze(1)
-        block[own[inside], inside] = -torch.inf
+        own, step = keys - rows.start, rows.step or 1
+        inside = ((own >= 0) & (own < rows.stop - rows.start) & (own % step == 0)).nonzero().squeeze(1)
+        block[own[inside] // step, inside] = -torch.inf
 
 
 def leave_out_rule(support: SortedSupport, keys: torch.Tensor | None = None) -> LeaveOut:
