@@ -11,6 +11,7 @@ lower prior: one λ alone would be a matter of chance where several fit about as
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import log
 
@@ -47,6 +48,8 @@ COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
 MAX_AXES = 256
 """Principal axes of the embeddings in use, at most."""
+ROWS_AT_ONCE = 8_192
+"""Embeddings that are in float64 at a time."""
 
 
 class RidgeModel(CalibrationModel):
@@ -114,7 +117,7 @@ class LastLayerRefit(LogitCalibrator):
     )
 
     def _fit_model(self, samples: Samples) -> RefitModel:
-        embeddings, log_probs, weights = samples.embeddings.double(), samples.logits, samples.weights
+        embeddings, log_probs, weights = samples.embeddings, samples.logits, samples.weights
         axes = PrincipalAxes.from_embeddings(embeddings, weights)
         temperature = fit_temperature(log_probs, samples.codes, weights)
         problem = RidgeProblem(log_probs / temperature, axes.features(embeddings), samples.codes, weights)
@@ -136,18 +139,23 @@ class PrincipalAxes:
 
     @classmethod
     def from_embeddings(cls, embeddings: torch.Tensor, weights: Floats) -> PrincipalAxes:
-        """Return the axes of weighted embeddings, in float64."""
+        """Return the axes of weighted embeddings."""
         shares = torch.from_numpy(weights / weights.sum())
-        mean = shares @ embeddings
-        centred = embeddings - mean
-        scale = float((shares @ torch.linalg.vector_norm(centred, dim=1).square()).sqrt()) or 1.0
-        features = torch.nn.functional.pad(centred.div_(scale), (0, 1), value=1.0).mul_(shares.sqrt()[:, None])
-        axes = torch.linalg.eigh(features.T @ features).eigenvectors
-        return cls(mean, scale, axes[:, -MAX_AXES:])
+        blocks = zip(_split(shares), _split(embeddings), strict=True)
+        mean = torch.stack([some @ rows for some, rows in blocks]).sum(dim=0)
+        covariance = torch.zeros(len(mean), len(mean), dtype=torch.float64)
+        for some, rows in zip(_split(shares), _split(embeddings), strict=True):
+            centred = rows - mean
+            covariance.addmm_(centred.T * some, centred)
+        scale = float(covariance.trace().sqrt()) or 1.0
+        moments = torch.nn.functional.pad(covariance / scale**2, (0, 1, 0, 1))
+        moments[-1, -1] = 1.0  # of the constant
+        return cls(mean, scale, torch.linalg.eigh(moments).eigenvectors[:, -MAX_AXES:])
 
     def features(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return features, (n, n_features), of embeddings, (n, h)."""
-        return torch.addmm(self.axes[-1], embeddings - self.mean, self.axes[:-1] / self.scale)
+        constant, axes = self.axes[-1], self.axes[:-1] / self.scale
+        return torch.cat([torch.addmm(constant, rows - self.mean, axes) for rows in _split(embeddings)])
 
     def model(self, point: Floats, temperature: float, penalty: float, n_classes: int) -> RidgeModel:
         """Return the model of c and V, flat in one array."""
@@ -155,6 +163,11 @@ class PrincipalAxes:
         weights = matrix[:-1] / self.scale
         bias, factor = matrix[-1] - self.mean @ weights, float(1 + point[0]) / temperature
         return RidgeModel(factor=factor, penalty=penalty, weights=weights, bias=bias)
+
+
+def _split(rows: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield rows in float64 on the CPU, some at once: all of them would be a second copy of the embeddings."""
+    return (some.cpu().double() for some in torch.split(rows, ROWS_AT_ONCE))
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +235,7 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
     is_large = problem.features.numel() * problem.base.shape[1] > MAX_DOUBLE_ENTRIES
     if is_large:
         problem = problem.in_single()
-    log_weights, scores = torch.empty(0, dtype=torch.float64), []
+    log_weights, scores = torch.empty(0, dtype=torch.float64), {}
     folds = [(np.flatnonzero(fold_of == fold), np.flatnonzero(fold_of != fold)) for fold in np.unique(fold_of)]
     points = [problem.start] * len(folds)
     curvatures = [problem.rows(inside).curvatures() for _, inside in folds]
@@ -239,15 +252,16 @@ def cross_fit(problem: RidgeProblem, fold_of: Index, *, mixed: bool = False) -> 
             out_of_fold[outside] = problem.rows(outside).scores(point)
         own = own_log_probs(out_of_fold, problem.codes)
         log_weight = (torch.logaddexp(own, of_network) - log(2) if mixed else own) @ weights - PRIOR_STEP * place
-        scores.append(out_of_fold)
         log_weights = torch.cat([log_weights, log_weight[None]])
+        scores[place] = out_of_fold
+        for other in (log_weights < log_weights.max() + log(NEGLIGIBLE_SHARE)).nonzero()[:, 0].tolist():
+            scores.pop(other, None)
         if log_weight < min(log_weights.max() + log(NEGLIGIBLE_SHARE), MAX_LOSS_RATIO * log_weights.max()):
             break
-    posterior = torch.softmax(log_weights, dim=0)
-    kept = torch.where(posterior > NEGLIGIBLE_SHARE, posterior, 0.0)
-    shares = {penalty: share for penalty, share in zip(PENALTIES, kept.tolist(), strict=False) if share}
-    average = torch.tensordot((kept / kept.sum()).to(problem.base), torch.stack(scores), 1)
-    return shares, torch.log_softmax(average.double(), dim=1)
+    posterior = torch.softmax(log_weights, dim=0).tolist()
+    kept = {place: posterior[place] for place in scores if posterior[place] > NEGLIGIBLE_SHARE}
+    average = sum(share * scores[place].double() for place, share in kept.items()) / sum(kept.values())
+    return {PENALTIES[place]: share for place, share in kept.items()}, torch.log_softmax(average, dim=1)
 
 
 def own_log_probs(scores: torch.Tensor, codes: Index) -> torch.Tensor:

@@ -71,8 +71,6 @@ def fit_blend(
     weights = others.weights[index] * (len(codes) / len(index))
     combination = combine(of_network, of_refit, counts, background, codes[index], weights)
 
-    doubled = points.cpu().double()
-    centre = doubled.mean(dim=0)
     totals, expected = torch.from_numpy(samples.class_weights()), network.in_blocks(None, scores).exp_().mean(dim=0)
     return BlendModel(
         projection=projection,
@@ -87,8 +85,8 @@ def fit_blend(
         background=background,
         log_scale=support.log_mean_scale,
         min_log_prob=lowest_unmasked(scores),
-        centre=centre,
-        radius=torch.cdist(doubled, centre[None], compute_mode="donot_use_mm_for_euclid_dist").max(),
+        centre=support.centre.cpu().double(),
+        radius=support.radius,
         frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         prior=prior,
         **combination,
@@ -111,8 +109,8 @@ def combine(
     log_experts = torch.stack([network.log(), log_refit, log_estimate(counts, network, pool_background)])
     exponents = fit_pool(log_experts, codes, weights)
     estimate = log_estimate(counts, network, background)
-    parts = torch.stack([pool_log_probs(exponents, log_experts), *log_experts[:2], estimate]).exp()
-    own_probs = parts.gather(2, codes.expand(4, -1)[:, :, None])[:, :, 0]
+    parts = pool_log_probs(exponents, log_experts), *log_experts[:2], estimate
+    own_probs = torch.stack([part.gather(1, codes[:, None])[:, 0] for part in parts]).exp()
     mixture = fit_mixture(own_probs, weights)
     losses = -(torch.stack([mixture @ own_probs, own_probs[1]]).log() @ weights) / weights.sum()
     combination = {"exponents": exponents, "mixture": mixture, "pool_background": pool_background}
@@ -129,7 +127,6 @@ def fit_refit(
     seed: int,
 ) -> tuple[RidgeModel, torch.Tensor]:
     """Return the refit of the last layer, and log probabilities of the samples of ``index`` without their fold."""
-    points = points.cpu().double()
     axes = PrincipalAxes.from_embeddings(points, samples.weights)
     features = axes.features(points)
     codes, weights = samples.codes, samples.weights

@@ -37,7 +37,7 @@ def fit_pool(log_experts: torch.Tensor, codes: torch.Tensor, weights: torch.Tens
     def loss(point: Floats) -> tuple[float, Floats]:
         scores = torch.tensordot(torch.from_numpy(point), features, 1)
         norm = torch.logsumexp(scores, dim=1)
-        expected = (features * (weights[:, None] * torch.exp(scores - norm[:, None]))).sum(dim=(1, 2))
+        expected = features.flatten(1) @ (weights[:, None] * torch.exp(scores - norm[:, None])).flatten()
         deviation = (point - centre) / SPREAD
         value = float(weights @ norm) - float(own @ torch.from_numpy(point)) + float(deviation @ deviation) / 2
         return value, (expected - own).numpy() + deviation / SPREAD
