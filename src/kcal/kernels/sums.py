@@ -59,7 +59,7 @@ PART_BLOCKS = 32
 """Blocks of support points that one thread sums for a block of queries."""
 MAX_KEPT_NUMBERS = 4_000_000
 """Numbers of a scaled support, or of weights by class, up to which they are kept."""
-MAX_DENSE_QUERIES, MAX_DENSE_NUMBERS = 8, 400_000
+MAX_DENSE_QUERIES, MAX_DENSE_NUMBERS = 8, 800_000
 """Queries, and numbers of a product of them or of weights by class, up to which the dense product is the fastest."""
 
 
