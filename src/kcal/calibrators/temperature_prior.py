@@ -10,6 +10,7 @@ some ten samples, and vanishes as samples grow. With n samples and no error it l
 
 from __future__ import annotations
 
+from functools import cache
 from math import exp, log
 from typing import Any
 
@@ -46,6 +47,7 @@ def fit_temperature(log_probs: torch.Tensor, codes: Index, weights: Floats) -> f
     that of highest likelihood.
     """
 
+    @cache  # ends of a bracket are asked for again
     def slope(log_temperature: float) -> float:
         return _slope_at(log_probs, codes, weights, log_temperature)
 
