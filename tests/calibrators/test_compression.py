@@ -91,6 +91,15 @@ def test_weight_and_mean_of_every_class_are_kept(seed: int, n: int, size: int, s
         assert small.compression_.fewest >= min(smallest, counts[counts > 0].min())
 
 
+def test_the_history_ends_with_the_bandwidth_in_use(fitted: KCal, problem: Any) -> None:
+    for calibrator in (fitted, KCal(projection="identity", bandwidth=0.3).fit(problem.x, problem.y)):
+        small = calibrator.compress(0.1)
+        assert small.bandwidth_history_[-1].bandwidth == small.bandwidth_ == small.bandwidth_curve_.bandwidth
+        assert calibrator.bandwidth_history_[-1].bandwidth == calibrator.bandwidth_
+    merged = KCal(projection="identity", bandwidth=0.3, support="merged").fit(problem.x, problem.y)
+    assert (merged.bandwidth_, merged.bandwidth_history_[-1].source) == (0.3, "given")
+
+
 def test_predictions_are_sums_over_the_smaller_support(fitted: KCal, problem: Any) -> None:
     before = fitted.predict_proba(problem.test_x)
     small, again = (fitted.compress(30) for _ in range(2))

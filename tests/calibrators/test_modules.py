@@ -245,3 +245,10 @@ def test_gradients_at_an_embedding_of_zeros_are_finite() -> None:
     blend.as_module()(rows, torch.zeros(2, 3))[:, 0].sum().backward()
     assert rows.grad is not None
     assert rows.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["kcal", "kcal-blend"])
+def test_a_pickle_holds_the_calibration_set_once(name: str) -> None:
+    calibrator = deepcopy(fitted(name))
+    points = calibrator.model_.points.numpy().tobytes()
+    assert pickle.dumps(calibrator).count(points) == 1

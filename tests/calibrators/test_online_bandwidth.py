@@ -41,6 +41,15 @@ def test_searches_come_when_the_samples_have_grown_by_half() -> None:
     assert live.bandwidth_ == live.bandwidth_history_[-1].bandwidth
 
 
+def test_a_kernel_that_is_changed_takes_effect_at_the_next_fit() -> None:
+    live, same = (kcal().fit(ROWS[:60], LABELS[:60]) for _ in range(2))
+    live.set_params(kernel="epanechnikov")
+    for calibrator in (live, same):
+        calibrator.partial_fit(ROWS[60:120], LABELS[60:120])
+    np.testing.assert_array_equal(live.predict_proba(QUERIES), same.predict_proba(QUERIES))
+    assert live.bandwidth_history_ == same.bandwidth_history_
+
+
 def test_updates_without_predictions_lead_to_one_search_at_most() -> None:
     live = kcal().fit(ROWS[:100], LABELS[:100])
     for start in range(100, 600, 10):

@@ -41,6 +41,17 @@ def test_a_new_prior_is_that_of_a_new_fit(method, problem, tmp_path):
     np.testing.assert_array_equal(back.predict_proba(problem.test_embeddings, **logits), before)
 
 
+@pytest.mark.parametrize("method", ["kcal", "blend"])
+def test_a_model_that_is_moved_leaves_those_that_share_its_parts(method, problem):
+    calibrator, logits = fitted(method, problem)
+    before = calibrator.predict_proba(problem.test_embeddings, **logits)
+    moved = calibrator.with_prior("uniform").model_.to("meta")
+    changed = moved.changed(prior=moved.prior, frequencies=calibrator.model_.frequencies)
+    for model in (moved, changed):
+        assert {part.device.type for part in [*model.buffers(), *model.parameters()]} == {"meta"}
+    np.testing.assert_array_equal(calibrator.predict_proba(problem.test_embeddings, **logits), before)
+
+
 def test_the_assumed_frequencies_are_those_of_the_calibration_set(problem):
     calibrator, _ = fitted("kcal", problem)
     counts = np.bincount(problem.labels)

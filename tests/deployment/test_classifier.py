@@ -210,6 +210,9 @@ def test_score_is_the_accuracy_on_labelled_data(model: CalibratedClassifier, tra
         model.score([trained.points])
     with pytest.raises(InvalidInputError, match=r"^y"):
         model.score(trained.points, names[:-1])
+    numbers = CalibratedClassifier(trained.network, "ts").fit(trained.calibration)
+    with pytest.raises(InvalidInputError, match="must be text or numbers"):
+        numbers.score(kcal.ClassifierOutputs(logits=np.eye(4), labels=np.array(list("abcd"))))
 
 
 def test_file_has_the_calibrator_and_names_the_network(
@@ -462,6 +465,10 @@ def test_module_follows_a_calibrator_that_forgets(method: Any, trained: Trained)
     assert float((after - before).abs().max()) > 1e-3
     np.testing.assert_allclose(after.numpy(), model.predict_proba(trained.points), atol=1e-6)
     erased = [torch.from_numpy(part[:100]) for part in (outputs.embeddings, outputs.logits)]
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(trained.points), after)
+    model.calibrator.forget(np.arange(100, 102))
+    secret = model.calibrator.model_.project(torch.from_numpy(outputs.embeddings[100:101])).numpy().tobytes()
+    assert secret not in pickle.dumps(model)
     state = model.state_dict()
     held = [part for part in [*state.pop("_extra_state")["tensors"].values(), *state.values()] if part.ndim == 2]
     for part in held:

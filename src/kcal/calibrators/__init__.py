@@ -1,6 +1,6 @@
 """Calibrators: one file per family of methods, one contract, one table of methods."""
 
-from kcal.calibrators.base import CalibrationModel, Calibrator, PredictionModule, Tags
+from kcal.calibrators.base import CalibrationModel, Calibrator, PredictionModule, Tags, accuracy_of
 from kcal.calibrators.blend import KCalBlend
 from kcal.calibrators.dirichlet import DirichletCalibration
 from kcal.calibrators.explain import Explanation
@@ -77,6 +77,7 @@ __all__ = [
     "Updates",
     "VectorScaling",
     "VennAbers",
+    "accuracy_of",
     "calibrator_from_state",
     "calibrator_state",
     "columns_of_fit",

@@ -186,8 +186,10 @@ class CalibrationModel(nn.Module):
         return {name: getattr(self, name) for name, declared in self.fields.items() if declared.is_option}
 
     def changed(self, **values: Any) -> Self:
-        """Return a model with other buffers, parts or options; the rest is shared."""
-        return type(self)(**{name: getattr(self, name) for name in self.fields} | values)
+        """Return a model with other buffers, on the device of this one, parts or options; the rest is shared."""
+        device = self.device
+        moved = {name: value.to(device) for name, value in values.items() if isinstance(value, torch.Tensor)}
+        return type(self)(**{name: getattr(self, name) for name in self.fields} | values | moved)
 
     @abstractmethod
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
@@ -240,7 +242,9 @@ class CalibrationModel(nn.Module):
         return super().train(False)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Move buffers as ``fn`` does, without changing their precision."""
+        """Move buffers as ``fn`` does, without changing their precision; parts, which others share, stay with them."""
+        with torch.inference_mode(False):
+            self._modules.update({name: deepcopy(part) for name, part in self._modules.items()})
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
             moved = fn(tensor)
@@ -262,6 +266,16 @@ def load_tensors(module: nn.Module, tensors: Tensors) -> nn.Module:
     except RuntimeError as error:
         raise FileFormatError(f"the stored tensors do not fit the model: {error}") from error
     return module.eval().requires_grad_(False)
+
+
+def accuracy_of(predicted: NDArray[Any], y: Any, sample_weight: Any = None) -> float:
+    """Return the share of predicted labels that are those of ``y``; raise if they cannot be compared."""
+    labels = check_labels(y, len(predicted))
+    if (labels.dtype.kind == "U") != (predicted.dtype.kind == "U"):
+        expected = "must be text or numbers, as the labels of the fit"
+        raise InvalidInputError("y", expected, got=repr(labels[0].item()))
+    weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
+    return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
 
 
 class PredictionModule(nn.Module):
@@ -338,7 +352,7 @@ class Prediction(NamedTuple):
 class Tags:
     """What a calibrator takes and offers, with its present parameters and, if it is fitted, its fit.
 
-    The command line, the benchmark, deployment and the service ask here; nobody asks for a class.
+    The command line, the benchmark, deployment and the service ask here; none asks for a class.
     """
 
     fit_options: frozenset[str] = frozenset()
@@ -370,8 +384,8 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     ``__init__`` stores, ``fit`` computes, fitted names end in ``_``. ``fit`` builds one immutable torch module,
     ``model_``, and assigns it with ``classes_`` at its end. Predictions read the fitted attributes only, never the
-    parameters: what ``set_params`` changes takes effect at the next fit. A fit that fails leaves the calibrator
-    unfitted, also if it had been fitted before. Columns of the probabilities follow ``classes_``.
+    parameters: what ``set_params`` changes takes effect at the next fit or update. A fit that fails leaves the
+    calibrator unfitted, also if it had been fitted before. Columns of the probabilities follow ``classes_``.
 
     ``sample_weight`` means relative importance, for every method: weights are scaled to mean 1 over the samples of
     positive weight, equal weights equal no weights, and a weight of 0 leaves a sample out.
@@ -423,13 +437,7 @@ class Calibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, *, logits: Any = None) -> float:
         """Return the accuracy, as scikit-learn's classifiers do."""
-        predicted = self.predict(X, logits=logits)
-        labels = check_labels(y, len(predicted))
-        if (labels.dtype.kind == "U") != (predicted.dtype.kind == "U"):
-            expected = "must be text or numbers, as the labels of the fit"
-            raise InvalidInputError("y", expected, got=repr(labels[0].item()))
-        weights = None if sample_weight is None else check_weights(sample_weight, len(labels))
-        return float(np.average(np.equal(*of_one_type([labels, predicted])), weights=weights))
+        return accuracy_of(self.predict(X, logits=logits), y, sample_weight)
 
     def as_module(self) -> PredictionModule:
         """Return the prediction as a torch module, with a copy of its tensors.

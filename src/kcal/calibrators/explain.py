@@ -188,6 +188,7 @@ class Explanation:
 
     def log_odds_cells(self, row: int = 0) -> list[list[str]]:
         """Return the contributions to the log-odds of one prediction as text, line by line; none without a blend."""
+        check_integer(row, "row", minimum=0, maximum=len(self) - 1)
         if not self.log_odds:
             return []
         first, second = self.top[row]
@@ -197,6 +198,7 @@ class Explanation:
 
     def heading(self, row: int = 0) -> str:
         """Return the number of one row and its most probable class; whether it has few similar samples."""
+        check_integer(row, "row", minimum=0, maximum=len(self) - 1)
         note = ", few similar samples" if self.evidence[row] < LOW_EVIDENCE else ""
         return f"row {self.numbers[row]}: {short(self.predictions[row])}{note}"
 

@@ -48,6 +48,7 @@ from kcal.kernels import (
     BandwidthChoice,
     BandwidthCurve,
     LeaveOutLoss,
+    MotherKernel,
     SortedSupport,
     get_kernel,
     size_of_rarest_class,
@@ -495,7 +496,7 @@ class KCal(KernelCalibrator):
         expected = None if law is None else law(choice.size)
         is_due = updates.is_due(fit.history, n_updates, samples.classes_seen)
         if is_due and search:
-            is_due, curve = False, self._search(choice, samples, support, expected)
+            is_due, curve = False, self._search(choice, samples, support, expected, get_kernel(fit.model.kernel))
             if curve is not None:
                 return bandwidth_record(samples, n_updates, curve.bandwidth, "search", curve.loss), curve, False
         if last.n_updates == n_updates:
@@ -504,12 +505,17 @@ class KCal(KernelCalibrator):
         return bandwidth_record(samples, n_updates, bandwidth, "law"), None, is_due
 
     def _search(
-        self, choice: BandwidthChoice, samples: Samples, support: SortedSupport, expected: float | None
+        self,
+        choice: BandwidthChoice,
+        samples: Samples,
+        support: SortedSupport,
+        expected: float | None,
+        kernel: MotherKernel,
     ) -> BandwidthCurve | None:
         """Return a search around the expected bandwidth, or of the usual interval; None if too few samples are left."""
         if samples.n_parts < 2:
             return None
-        folds, kernel = self._n_folds(samples), get_kernel(self.kernel)
+        folds = self._n_folds(samples)
         keys = samples.keys(folds, self.seed)
         with without_warnings(BandwidthWarning), threads_for(0):
             if expected is None:
@@ -570,7 +576,7 @@ class KCalLogits(KCal):
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up logits like those of the calibration set; their projections lie among the support points."""
-        rows = example_rows(self._latest().complete, n_rows, max(self.n_features_in_, 2))
+        rows = example_rows(self._latest().complete(), n_rows, max(self.n_features_in_, 2))
         return {"logits": rows[:, 1:] - rows[:, :1] if self.n_features_in_ == 1 else rows}  # one column: the log-odds
 
     def _as_embeddings(self, rows: torch.Tensor) -> torch.Tensor:
@@ -584,7 +590,7 @@ class KCalLogits(KCal):
             n_masked = int(masked.any(dim=1).sum())
             warn(
                 f"{n_masked:,} of {len(masked):,} rows of logits mask classes that others do not: KCalLogits compares "
-                "rows by their distance, and a mask makes them strangers to each other.",
+                "rows by their distance, and masks put them far apart.",
                 KcalWarning,
                 remedy="Use KCal on the embeddings, or KCalBlend, which gives masked classes a probability of 0.",
             )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from contextlib import nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -34,6 +34,7 @@ from kcal.calibrators.online import (
     check_given_classes,
     check_updates,
     is_current,
+    with_record,
 )
 from kcal.calibrators.prior import check_prior, check_prior_reaches
 from kcal.calibrators.state import CalibratorState, decode_classes, encode_classes, from_json
@@ -62,7 +63,7 @@ STORED_COLUMNS = ("indices", "log_weights", "log_lengths", "fingerprints", "logi
 """Columns of samples in a file; labels and points are those of the model."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Fit:
     """What a fit or an update leaves. It is replaced in one assignment: a reader sees all of it."""
 
@@ -90,13 +91,12 @@ class Fit:
             **others,
         )
 
-    @cached_property
     def complete(self) -> Any:
-        """The model with the reference of its evidence, which predictions do not need."""
-        if self.samples is None or len(self.model.log_densities):
-            return self.model
-        with torch.inference_mode(False), torch.no_grad():
-            return self.model.with_reference(self.samples)
+        """Return the model with the reference of its evidence, which predictions do not need; it is computed once."""
+        if self.samples is not None and not len(self.model.log_densities):
+            with torch.inference_mode(False), torch.no_grad():
+                self.model = self.model.with_reference(self.samples)
+        return self.model
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -127,7 +127,7 @@ class KernelCalibrator(Calibrator):
     @property
     def model_(self) -> CalibrationModel:  # type: ignore[override]
         """The fitted model: everything that predictions and evidence need."""
-        model: CalibrationModel = self._latest().complete
+        model: CalibrationModel = self._latest().complete()
         return model
 
     @property
@@ -173,7 +173,7 @@ class KernelCalibrator(Calibrator):
 
         New rows like the calibration set have a :meth:`log_evidence` of the same distribution.
         """
-        log_densities: NDArray[np.float64] = self._latest().complete.log_densities.cpu().numpy().copy()
+        log_densities: NDArray[np.float64] = self._latest().complete().log_densities.cpu().numpy().copy()
         return log_densities
 
     @property
@@ -240,7 +240,7 @@ class KernelCalibrator(Calibrator):
         shares of the density and of the length, 2·min(F, 1 − F), becomes 1 − (1 − s)². Rows of the calibration set see
         themselves, and get too much.
         """
-        model = self._latest().complete
+        model = self._latest().complete()
         rows, kind = self._check_rows(X)
         with torch.no_grad():
             return kind.restore(model.evidence_of(rows, rows))
@@ -265,11 +265,11 @@ class KernelCalibrator(Calibrator):
         k = check_integer(k, "k", minimum=1, maximum=10**9)
         warn_known_rows(fit.fingerprints, *inputs)
         with torch.no_grad(), threads_for(0):
-            return explain_rows(fit.complete, fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
+            return explain_rows(fit.complete(), fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
         """Return made-up rows like those of the calibration set; their projections lie among the support points."""
-        return {"embeddings": example_rows(self._latest().complete, n_rows, self.n_features_in_)}
+        return {"embeddings": example_rows(self._latest().complete(), n_rows, self.n_features_in_)}
 
     # Other calibrators made from this one
 
@@ -325,18 +325,23 @@ class KernelCalibrator(Calibrator):
 
     def _compressed(self, fit: Fit, find_size: FindSize, groups: Any = None, **options: Any) -> Fit:
         """Return the fit with a smaller support; the same one if that has all samples."""
-        complete, samples = fit.complete, fit.samples
+        complete, samples = fit.complete(), fit.samples
         if groups is not None and samples is not None:
             samples = replace(samples, groups=check_groups(groups, len(samples)))
         with threads_for(0):
             options |= {"seed": self.seed, "progress": self.progress}
             model, trial = compress_model(complete, samples, find_size, **options)
-        return fit if model is complete else replace(fit, model=model, samples=None, curve=trial.curve)
+        if model is complete:
+            return fit
+        record = replace(fit.history[-1], bandwidth=model.bandwidth, source="search", loss=trial.curve.loss)
+        history = fit.history if options.get("fixed_bandwidth") else with_record(fit.history, record)
+        return replace(fit, model=model, samples=None, curve=trial.curve, history=history)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the fitted calibrator to a device; kernel sums then run there."""
-        fit, place = self._latest(), check_device(device)
-        self._fit = replace(fit, model=deepcopy(fit.complete).to(place))
+        place, _ = check_device(device), self._latest(wait=True)
+        with nullcontext() if self._table is None else self._table.building:
+            self._fit = replace(self._fit, model=deepcopy(self._fit.complete()).to(place))
         return self
 
     def snapshot(self, *, search: bool = True, ids: Any = None) -> Self:
@@ -397,9 +402,9 @@ class KernelCalibrator(Calibrator):
             except KcalError:  # too few samples are left: predictions raise
                 model = self._fit.model
                 empty = model.with_support(model.support.empty())
-                nobody = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
+                no_samples = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
                 prints = np.sort(table.other_fingerprints)
-                self._fit = replace(self._fit, model=empty, samples=nobody, fingerprints=prints, version=-1)
+                self._fit = replace(self._fit, model=empty, samples=no_samples, fingerprints=prints, version=-1)
         self._warn_lost_classes(lost, table.classes)
         table.rows_of([] if is_known else names)
         return self
@@ -483,7 +488,7 @@ class KernelCalibrator(Calibrator):
         table = self._open_table()
         if is_current(fit, table, search=search):
             return fit
-        wait = wait or fit.version < 0 or table.author == threading.get_ident()
+        wait = wait or fit.version < 0 or table.author is threading.current_thread()
         if not table.building.acquire(blocking=wait):
             return fit
         try:

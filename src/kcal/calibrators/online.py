@@ -239,7 +239,7 @@ class SampleTable:
         self.lock, self.building = threading.RLock(), threading.Lock()
         self.counters, self.version, self.keeps_zero_weights = counters, version, keeps_zero_weights
         self.other_fingerprints = other_fingerprints  # of rows of the fit that are not samples
-        self.author = threading.get_ident()  # thread of the latest change
+        self.author = threading.current_thread()  # thread of the latest change
         columns = {name: getattr(samples, name) for name in ("codes", "log_weights", "log_lengths", "fingerprints")}
         rows = {"embeddings": samples.embeddings, "logits": samples.logits}
         columns |= {name: part.cpu().numpy() for name, part in rows.items() if part is not None}
@@ -357,7 +357,7 @@ class SampleTable:
     def _count(self, n_changed: int, **counters: Any) -> None:
         self.counters = replace(self.counters, n_updates=self.counters.n_updates + n_changed, **counters)
         self.version += 1
-        self.author = threading.get_ident()
+        self.author = threading.current_thread()
 
     def _set_classes(self, classes: NDArray[Any]) -> None:
         self.classes = classes

@@ -39,7 +39,7 @@ def fit_on(
         "groups": calibration.groups,
         "ids": calibration.ids,
         "classes": calibration.classes if classes is None else classes,
-        "logits": with_names(calibration, "logits") if calibrator.tags.takes_logits else None,
+        "logits": with_column_names(calibration, "logits") if calibrator.tags.takes_logits else None,
     }
     part = "logits" if calibrator.inputs == "logits" else "embeddings"
     if train is not None and calibrator.tags.uses_training_set:
@@ -52,7 +52,7 @@ def fit_on(
     }
     taken |= {} if calibration.weights is None else {"sample_weight": calibration.weights}
     calibration.matrix(part)  # raises if it is missing
-    fitted: Calibrator = calibrator.fit(with_names(calibration, part), calibration.labels, **taken)
+    fitted: Calibrator = calibrator.fit(with_column_names(calibration, part), calibration.labels, **taken)
     return fitted
 
 
@@ -115,7 +115,7 @@ def predict_on(calibrator: Calibrator, outputs: ClassifierOutputs) -> Any:
     return calibrator.predict_proba(_rows(calibrator, outputs), **logits)
 
 
-def with_names(outputs: ClassifierOutputs, part: str) -> Any:
+def with_column_names(outputs: ClassifierOutputs, part: str) -> Any:
     """Return embeddings or logits, as a table if their columns have names; None if they are missing."""
     names, matrix = outputs.names(part), getattr(outputs, part)
     if not names:
@@ -128,7 +128,7 @@ def with_names(outputs: ClassifierOutputs, part: str) -> Any:
 def _rows(calibrator: Calibrator, outputs: ClassifierOutputs) -> Any:
     """Return what a fitted method takes as ``X``, with the names of its columns if the fit has some too."""
     part, rows = "logits" if calibrator.inputs == "logits" else "embeddings", outputs.matrix(calibrator.inputs)
-    return with_names(outputs, part) if outputs.columns and columns_of_fit(calibrator)[part] else rows
+    return with_column_names(outputs, part) if outputs.columns and columns_of_fit(calibrator)[part] else rows
 
 
 def columns_of_fit(calibrator: Calibrator) -> dict[str, tuple[str, ...]]:

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.metrics import accuracy_score
 from torch import nn
 
 from kcal.calibrators import (
     Calibrator,
     Explanation,
     PredictionModule,
+    accuracy_of,
     fit_on,
     make_calibrator,
     predict_on,
@@ -185,13 +185,13 @@ class CalibratedClassifier(nn.Module):
             raise InvalidInputError("network", expected, got=got, remedy=remedy)
         training = None
         if train_loader is not None:
-            training = with_names(self.outputs(train_loader), classes)
+            training = with_class_names(self.outputs(train_loader), classes)
         if classes is None and calibration.logits is not None and "classes" in calibrator.tags.fit_options:
             classes = np.arange(calibration.logits.shape[1])  # a column for each logit, also without samples
         if logits is not None and of_what is not None:
             warn_probabilities(torch.from_numpy(np.asarray(logits)), of_what, "outputs of the network", RETURN_LOGITS)
         with without_warnings(RepresentationWarning):
-            self._hold(fit_on(calibrator, with_names(calibration, classes), training, classes=classes))
+            self._hold(fit_on(calibrator, with_class_names(calibration, classes), training, classes=classes))
         self._checksum = checksum(self.network)
         return self
 
@@ -205,7 +205,7 @@ class CalibratedClassifier(nn.Module):
         calibrator = self._fitted()[0]
         given = {"ids": ids, "groups": groups, "weights": sample_weight}
         samples = self._labelled(loader, y, classes=calibrator.classes_, **given)
-        update_on(calibrator, with_names(samples, calibrator.classes_))
+        update_on(calibrator, with_class_names(samples, calibrator.classes_))
         return self
 
     def _labelled(self, loader: Source, y: Any, *, classes: Any, **given: Any) -> ClassifierOutputs:
@@ -276,10 +276,10 @@ class CalibratedClassifier(nn.Module):
         """Return the accuracy on labelled data; ``data`` and ``y`` as in :meth:`fit`."""
         calibrator = self._fitted()[0]
         classes = calibrator.classes_
-        samples = with_names(self._labelled(data, y, classes=classes, weights=sample_weight), classes)
+        samples = with_class_names(self._labelled(data, y, classes=classes, weights=sample_weight), classes)
         with without_warnings(RepresentationWarning):  # the fit has warned
             predicted = classes[predict_on(calibrator, samples).argmax(axis=1)]
-        return float(accuracy_score(samples.labels, predicted, sample_weight=samples.weights))
+        return accuracy_of(predicted, samples.labels, samples.weights)
 
     def evidence(self, data: Source) -> NDArray[np.float32]:
         """Return the share of calibration samples with less evidence than each sample, (n,), from 0 to 1.
@@ -469,6 +469,11 @@ class CalibratedClassifier(nn.Module):
             self.calibrator = self.calibrated_head = self._head = None
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *rest)
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self.calibrator is not None:
+            self._fitted()  # a copy or a pickle has nothing of samples that the calibrator forgot
+        return dict(self.__dict__)
+
     def _hold(self, calibrator: Calibrator) -> None:
         self.calibrator = calibrator
         self.calibrated_head = PredictionModule(calibrator.model_).to(device_of(self.network))
@@ -539,7 +544,7 @@ def check_widths(calibrator: Calibrator, embeddings: torch.Tensor | None, logits
             raise InvalidInputError("network", remark, got=f"{given[name]:,}", remedy=remedy)
 
 
-def with_names(outputs: ClassifierOutputs, classes: NDArray[Any] | None) -> ClassifierOutputs:
+def with_class_names(outputs: ClassifierOutputs, classes: NDArray[Any] | None) -> ClassifierOutputs:
     """Return outputs with names of classes as labels in place of column indices; without ``classes``, as they are."""
     if classes is None or outputs.labels is None:
         return outputs

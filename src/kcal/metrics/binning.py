@@ -230,7 +230,7 @@ def bin_event(predictions: Predictions, binning: Binning, *, of: Event) -> Relia
     return sort_event(predictions, of, threshold=binning.threshold).bin(binning, of=of)
 
 
-def sort_classes(predictions: Predictions, threshold: float) -> Iterator[SortedEvent]:
+def sort_events_of_classes(predictions: Predictions, threshold: float) -> Iterator[SortedEvent]:
     """Yield, class by class, the sorted predictions of at least the threshold; copies one block of columns."""
     for columns in blocks(predictions.n_classes, predictions.n_samples):  # reading columns one by one is slow
         block = np.ascontiguousarray(predictions.probs[:, columns].T)

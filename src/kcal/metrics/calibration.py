@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kcal.metrics.binning import ROUNDING, ReliabilityBins, bin_event, sort_classes, sort_event
+from kcal.metrics.binning import ROUNDING, ReliabilityBins, SortedEvent, bin_event, sort_event, sort_events_of_classes
 from kcal.metrics.intervals import BinnedError, estimate_class_errors
 from kcal.metrics.predictions import (
     Binning,
@@ -141,12 +141,12 @@ def mean_errors(predictions: Predictions, errors: Mapping[str, BinnedError]) -> 
         binnings = {name: error.binning for name, error in errors.items() if error.of == of}
         if binnings:
             threshold = next(iter(binnings.values())).threshold  # which they share
-            ordered = (
-                [sort_event(predictions, "confidence")] if of == "confidence" else sort_classes(predictions, threshold)
-            )
+            events: Iterable[SortedEvent] = [sort_event(predictions, "confidence")]
+            if of == "classes":
+                events = sort_events_of_classes(predictions, threshold)
             by_event = [
                 [event.bin(binning, of=k).calibration_error for binning in binnings.values()]
-                for k, event in enumerate(ordered)
+                for k, event in enumerate(events)
             ]
             values |= dict(zip(binnings, map(mean_of_defined, np.transpose(by_event)), strict=True))
     return values
@@ -248,7 +248,7 @@ def class_errors(
     if confidence is not None:
         resampling = check_resampling(predictions, confidence=confidence, resamples=resamples, seed=seed)
         debiased, low, high, margin = estimate_class_errors(predictions, binning, resampling).T
-    ordered = enumerate(sort_classes(predictions, binning.threshold))
+    ordered = enumerate(sort_events_of_classes(predictions, binning.threshold))
     binned = [values.bin(binning, of=k) for k, values in ordered]
     return ClassErrors(
         classes=np.arange(predictions.n_classes) if classes is None else collect_classes([], classes),

@@ -18,7 +18,7 @@ from kcal.validation import (
     shown,
 )
 
-FEATURES_OF_A_DIRECTION = 16
+MIN_FEATURES_UNIT_LENGTH = 16
 """From this number of features on, embeddings are divided by their length."""
 MAX_MAGNITUDE = 1e12
 """Bound of rates, decays and bandwidths, and of the inverses of those above 0."""
@@ -143,7 +143,7 @@ class FastRecipe:
 
     def takes_directions(self, n_features: int) -> bool:
         """Return whether embeddings with this number of features are divided by their length."""
-        return n_features >= FEATURES_OF_A_DIRECTION if self.unit_length == "auto" else bool(self.unit_length)
+        return n_features >= MIN_FEATURES_UNIT_LENGTH if self.unit_length == "auto" else bool(self.unit_length)
 
     def steps_for(self, n_samples: int) -> int:
         """Return the number of steps on a training set of this size."""

@@ -428,7 +428,7 @@ def _forward(module: nn.Module, rows: torch.Tensor, n_queries: int | None) -> tu
     """
     apart = n_queries is not None and min(n_queries, len(rows) - n_queries) > 1
     parts = [rows[n_queries:], rows[:n_queries]] if apart else [rows]  # the background first
-    if _is_papers(module):
+    if _is_residual_projection(module):
         return _forward_by_hand(module, parts)
     points = _join([module(part) for part in parts])
     return points.detach(), points.backward
@@ -439,7 +439,7 @@ def _join(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(parts[::-1])
 
 
-def _is_papers(module: nn.Module) -> TypeGuard[ResidualProjection]:
+def _is_residual_projection(module: nn.Module) -> TypeGuard[ResidualProjection]:
     """Return whether a module is the paper's Π with its own batch norm."""
     if type(module) is not ResidualProjection or module.unit_length:
         return False
