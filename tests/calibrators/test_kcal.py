@@ -425,3 +425,30 @@ def test_samples_without_weight_do_not_move_the_folds_of_others(problem: Any) ->
     weighted = calibrator.fit(rows, labels, groups=groups, sample_weight=weights).bandwidth_curve_.loss
     alone = calibrator.fit(rows[kept], labels[kept], groups=groups[kept]).bandwidth_curve_.loss
     assert alone == pytest.approx(weighted, rel=1e-8)
+
+
+def test_samples_of_weight_zero_are_absent() -> None:
+    generator = np.random.default_rng(0)
+    labels, weights = np.arange(300) % 3, np.arange(300) % 5 > 0
+    rows = generator.normal(size=(300, 4)) + 2.0 * np.eye(4)[labels]
+    rows[~weights] *= 100.0
+    kept = KCal(projection="identity").fit(rows, labels, sample_weight=weights.astype(float), ids=np.arange(300))
+    without = KCal(projection="identity").fit(rows[weights], labels[weights])
+    assert kept.bandwidth_ == without.bandwidth_
+    np.testing.assert_array_equal(kept.predict_proba(rows + 0.1), without.predict_proba(rows + 0.1))
+    np.testing.assert_array_equal(kept.evidence(rows), without.evidence(rows))
+    np.testing.assert_array_equal(kept.ids_, np.flatnonzero(weights))
+    assert kept.bandwidth_history_[-1].n_samples == 240
+
+
+def test_an_update_whose_projection_is_not_finite_is_refused() -> None:
+    class Logarithm(torch.nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return torch.log(rows)
+
+    rows, labels = np.random.default_rng(0).uniform(1.0, 2.0, size=(60, 3)), np.arange(60) % 2
+    calibrator = KCal(projection=Logarithm(), bandwidth=0.3).fit(rows, labels)
+    before = calibrator.predict_proba(rows + 0.1)
+    with pytest.raises(InvalidInputError, match="projection"):
+        calibrator.partial_fit(-rows[:2], labels[:2])
+    np.testing.assert_array_equal(calibrator.predict_proba(rows + 0.1), before)

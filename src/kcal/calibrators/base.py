@@ -59,8 +59,11 @@ REQUIRED: Any = object()
 
 @contextmanager
 def prediction_mode() -> Iterator[None]:
-    """Predict in the precision of the tensors, each operation on one thread: on a busy machine threads wait long."""
-    with without_autocast(), small_operations():
+    """Predict without gradients, in the precision of the tensors, each operation on one thread.
+
+    On a busy machine threads wait long for each other.
+    """
+    with without_autocast(), small_operations(), torch.no_grad():
         yield
 
 

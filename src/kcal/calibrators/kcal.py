@@ -270,9 +270,8 @@ class KCal(KernelCalibrator):
         has_one_class = np.count_nonzero(samples.class_weights()) == 1  # which every bandwidth predicts
         with without_warnings(BandwidthWarning) if has_one_class else nullcontext(), threads_for(0):
             model, training_curve, curve = self._fit_model(samples, training, samples.keys(folds, self.seed))
-        n_counted = len(samples.counted)
-        if too_few_samples(n_counted, samples.n_classes):
-            warn_sparse_support(n_counted, samples.n_classes, *model.leave_one_out_score(samples.keys()))
+        if too_few_samples(len(samples), samples.n_classes):
+            warn_sparse_support(len(samples), samples.n_classes, *model.leave_one_out_score(samples.keys()))
         chosen = (self._bandwidth_choice(samples).fixed_source,) if curve is None else ("search", curve.loss)
         fit = Fit.of(
             model,
@@ -329,8 +328,9 @@ class KCal(KernelCalibrator):
             raise AttributeError(
                 "a merged or compressed support has no leave_one_out_proba_: its points are not samples"
             )
-        probs: NDArray[np.floating] = fit.model.leave_one_out_probs(fit.samples.keys()).cpu().numpy()
-        return probs
+        probs = fit.model.leave_one_out_probs(fit.samples.keys())
+        ordered: NDArray[np.floating] = fit.model.support.in_original_order(probs).cpu().numpy()
+        return ordered
 
     def summary(self) -> dict[str, str]:
         """Return the main results of the fit for display, label to text."""
@@ -417,7 +417,7 @@ class KCal(KernelCalibrator):
         projection, training_curve = self._find_projection(samples, training, keys, choice)
         support = sorted_support(replace(samples, embeddings=project(projection, samples.embeddings)))
         bandwidth, curve = choice.choose(support, kernel=kernel, keys=keys, progress=self.progress)
-        compares_lengths = ignores_length(projection, samples.embeddings[samples.counted[:COMPARED_ROWS]])
+        compares_lengths = ignores_length(projection, samples.embeddings[:COMPARED_ROWS])
         smoothing = None if self.smoothing is None else float(self.smoothing)
         model = KCalModel(
             projection=projection,

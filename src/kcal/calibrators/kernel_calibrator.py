@@ -111,8 +111,6 @@ class KernelCalibrator(Calibrator):
     _tags: ClassVar[Tags] = Tags(
         has_evidence=True, has_prior=True, has_explanations=True, learns_online=True, has_support=True
     )
-    _keeps_zero_weights: ClassVar[bool] = True
-    """Whether samples of weight 0 are support points."""
     _private_results: ClassVar[tuple[str, ...]] = ("_fit", "_table")
     _opening: ClassVar[Any] = threading.Lock()
     prior: Any = None
@@ -201,7 +199,7 @@ class KernelCalibrator(Calibrator):
         check_at_least_two(samples.classes, type(self).__name__)
         lengths = log_lengths(embeddings).cpu().numpy()
         samples = replace(samples, fingerprints=row_fingerprints(rows), log_lengths=lengths)
-        return samples if self._keeps_zero_weights else samples.select(samples.counted)
+        return samples.select(samples.counted)
 
     # Predictions, evidence, explanations
 
@@ -209,8 +207,7 @@ class KernelCalibrator(Calibrator):
         fit = self._latest()
         *inputs, kind = self._check_inputs(fit, X, logits)
         warn_known_rows(fit.fingerprints, *inputs)
-        with torch.no_grad():
-            return Prediction(fit.model.in_blocks(*inputs), fit.classes, kind)
+        return Prediction(fit.model.in_blocks(*inputs), fit.classes, kind)
 
     @abstractmethod
     def _check_inputs(
@@ -226,8 +223,7 @@ class KernelCalibrator(Calibrator):
         """
         model = self._latest().model
         rows, kind = self._check_rows(X)
-        with torch.no_grad():
-            return kind.restore(model.log_density(model.class_sums(rows, rows)[0]))
+        return kind.restore(model.log_density(model.class_sums(rows, rows)[0]))
 
     @prediction_mode()
     def evidence(self, X: Any) -> Any:
@@ -242,8 +238,7 @@ class KernelCalibrator(Calibrator):
         """
         model = self._latest().complete()
         rows, kind = self._check_rows(X)
-        with torch.no_grad():
-            return kind.restore(model.evidence_of(rows, rows))
+        return kind.restore(model.evidence_of(rows, rows))
 
     @prediction_mode()
     def explain(self, X: Any, k: int = 5, *, logits: Any = None) -> Explanation:
@@ -264,7 +259,7 @@ class KernelCalibrator(Calibrator):
         *inputs, _ = self._check_inputs(fit, X, logits)
         k = check_integer(k, "k", minimum=1, maximum=10**9)
         warn_known_rows(fit.fingerprints, *inputs)
-        with torch.no_grad(), threads_for(0):
+        with threads_for(0):
             return explain_rows(fit.complete(), fit.samples, fit.classes, *inputs, k=k, progress=self.progress)
 
     def example_inputs(self, n_rows: int = EXAMPLE_ROWS) -> dict[str, torch.Tensor]:
@@ -403,7 +398,7 @@ class KernelCalibrator(Calibrator):
                 model = self._fit.model
                 empty = model.with_support(model.support.empty())
                 no_samples = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
-                prints = np.sort(table.other_fingerprints)
+                prints = no_samples.fingerprints
                 self._fit = replace(self._fit, model=empty, samples=no_samples, fingerprints=prints, version=-1)
         self._warn_lost_classes(lost, table.classes)
         table.rows_of([] if is_known else names)
@@ -468,13 +463,8 @@ class KernelCalibrator(Calibrator):
                 if self._table is None:
                     samples, support = self._samples_of(fit), fit.model.support
                     points = support.in_original_order(support.points)
-                    self._table = SampleTable(
-                        replace(samples, embeddings=points),
-                        fit.counters,
-                        version=max(fit.version, 0),
-                        keeps_zero_weights=self._keeps_zero_weights,
-                        other_fingerprints=np.setdiff1d(fit.fingerprints, samples.fingerprints),
-                    )
+                    samples, version = replace(samples, embeddings=points), max(fit.version, 0)
+                    self._table = SampleTable(samples, fit.counters, version=version)
         return self._table
 
     def _latest(self, *, search: bool = True, wait: bool = False) -> Fit:
@@ -503,14 +493,12 @@ class KernelCalibrator(Calibrator):
         """Return the fit of the present samples."""
         with table.lock:
             samples, counters, version = table.samples(check_updates(self.updates)), table.counters, table.version
-        if not self._keeps_zero_weights:
-            samples = samples.select(samples.counted)
         on_device = replace(samples, embeddings=samples.embeddings.to(self._fit.model.device))
         fit = self._rebuild(self._fit, on_device, counters.n_updates, search=search)
         return replace(
             fit,
             classes=samples.classes,
-            fingerprints=np.sort(np.concatenate([table.other_fingerprints, samples.fingerprints])),
+            fingerprints=np.sort(samples.fingerprints),
             samples=samples.without_rows(),
             counters=counters,
             version=version,

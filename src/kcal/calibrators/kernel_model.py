@@ -34,7 +34,6 @@ from kcal.kernels import (
     PreparedSupport,
     SortedSupport,
     get_kernel,
-    leave_out_posteriors,
     leave_out_rule,
     mean_log_loss,
 )
@@ -153,14 +152,22 @@ class KernelModel(CalibrationModel):
     @property
     def support(self) -> SortedSupport:
         """The projected samples, with classes and weights."""
-        return SortedSupport(self.points, self.codes, self.log_weights, self.order, self.n_classes)
+        return self.prepared.support
 
     @property
     def prepared(self) -> PreparedSupport:
         """The support at the bandwidth, with all that does not depend on queries; made once."""
         if self._prepared is None:
-            self._prepared = PreparedSupport(self.support, [self.bandwidth], get_kernel(self.kernel))
+            support = SortedSupport(self.points, self.codes, self.log_weights, self.order, self.n_classes)
+            self._prepared = PreparedSupport(support, [self.bandwidth], get_kernel(self.kernel))
         return self._prepared
+
+    def changed(self, **values: Any) -> Self:
+        """Return a model with other buffers, parts or options; one of the same points shares what they prepared."""
+        other = super().changed(**values)
+        if not values.keys() & {"points", "codes", "order", "log_weights", "n_classes", "bandwidth", "kernel"}:
+            other._prepared = self._prepared
+        return other
 
     def project(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Return projected embeddings, (n, d), in the precision of the support."""
@@ -320,18 +327,16 @@ class KCalModel(KernelModel):
         """Return posteriors, (n, n_classes), corrected for the prior and smoothed."""
         return smooth(apply_prior(posteriors, self.prior, self.frequencies), self.even_share)
 
-    def leave_one_out_probs(self, groups: torch.Tensor | None) -> torch.Tensor:
-        """Return probabilities of each support sample given the others (other groups), in the order of the fit."""
-        kernel = get_kernel(self.kernel)
-        return self.corrected(leave_out_posteriors(self.support, self.bandwidth, kernel=kernel, keys=groups))
+    def leave_one_out_probs(self, groups: torch.Tensor | None, rows: Any = slice(None)) -> torch.Tensor:
+        """Return probabilities of support samples ``rows`` given the others (other groups), in the order of points."""
+        rule = leave_out_rule(self.support, groups).select(rows)
+        return self.corrected(self.prepared.posteriors(self.points[rows], leave_out=rule)[0])
 
     def leave_one_out_score(self, groups: torch.Tensor | None) -> tuple[float, float]:
         """Return accuracy and log-loss of support samples given the others, of at most ``MAX_SCORED`` of them."""
         support = self.support
         rows = support.counted[:: -(-len(support.counted) // MAX_SCORED)].to(support.points.device)
-        rule = leave_out_rule(support, groups).select(rows)
-        probs = self.corrected(self.prepared.posteriors(support.points[rows], leave_out=rule)[0])
-        codes = support.codes[rows]
+        probs, codes = self.leave_one_out_probs(groups, rows), support.codes[rows]
         log_weights = torch.zeros(len(rows)) if support.log_weights is None else support.log_weights[rows].cpu()
         shares = torch.softmax(log_weights.double(), dim=0)
         correct = (probs.argmax(dim=1) == codes).cpu().double()

@@ -222,8 +222,7 @@ class LogitCalibrator(Calibrator):
             if model.holds_samples:
                 warn_known_rows(self._fingerprints, rows)
         warn_probabilities(scores, model.representation)
-        with torch.no_grad():
-            return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
+        return Prediction(model.in_blocks(embeddings, scores), self.classes_, kind)
 
     def _check_logits(self, logits: Any, rows: torch.Tensor, classes: NDArray[Any] | None = None) -> torch.Tensor:
         """Return the checked logits of a method on both; ``classes`` are those of the fit, None at the fit itself."""

@@ -227,18 +227,9 @@ class SampleTable:
     ``prune``. Whoever reads or changes the table holds ``lock``; the thread that builds a model holds ``building``.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        counters: Counters,
-        *,
-        version: int,
-        keeps_zero_weights: bool,
-        other_fingerprints: NDArray[np.uint64],
-    ) -> None:
+    def __init__(self, samples: Samples, counters: Counters, *, version: int) -> None:
         self.lock, self.building = threading.RLock(), threading.Lock()
-        self.counters, self.version, self.keeps_zero_weights = counters, version, keeps_zero_weights
-        self.other_fingerprints = other_fingerprints  # of rows of the fit that are not samples
+        self.counters, self.version = counters, version
         self.author = threading.current_thread()  # thread of the latest change
         columns = {name: getattr(samples, name) for name in ("codes", "log_weights", "log_lengths", "fingerprints")}
         rows = {"embeddings": samples.embeddings, "logits": samples.logits}
@@ -262,7 +253,7 @@ class SampleTable:
         columns |= {name: torch.from_numpy(columns[name]) for name in ("embeddings", "logits") if name in columns}
         columns |= {name: to_array(columns[name].tolist(), name) for name in ("ids", "groups") if name in columns}
         names = columns.pop("groups", None)
-        return Samples(
+        samples = Samples(
             **columns,
             classes=self.classes,
             weights=relative_weights(columns["log_weights"]),
@@ -270,6 +261,7 @@ class SampleTable:
             group_names=names,
             indices=np.full(self.n_rows, -1),
         )
+        return samples.select(samples.counted)
 
     def rows_of(self, ids: Sequence[Any]) -> Index:
         """Return the rows of some ids; raise if one is unknown."""
@@ -332,8 +324,7 @@ class SampleTable:
     def prune(self, updates: Updates) -> None:
         """Keep the latest sample of each id, and of these the latest of each class and of all, as ``updates`` says."""
         rows = np.sort(np.fromiter(self.row_of.values(), dtype=np.int64, count=len(self.row_of)))
-        if not self.keeps_zero_weights:
-            rows = rows[self.columns["log_weights"][rows] > -np.inf]
+        rows = rows[self.columns["log_weights"][rows] > -np.inf]
         if updates.max_per_class is not None:
             codes = self.columns["codes"][rows]
             order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))

@@ -113,7 +113,6 @@ class KCalBlend(KernelCalibrator):
     inputs: ClassVar[str] = "both"
     method: ClassVar[str] = "kcal-blend"
 
-    _keeps_zero_weights: ClassVar[bool] = False
     _model_class = BlendModel
     weights_ = fitted("weights")
     shares_ = fitted("shares")
