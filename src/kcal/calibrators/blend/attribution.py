@@ -62,7 +62,7 @@ def sample_share(experts: Experts, background: torch.Tensor) -> torch.Tensor:
 
 def log_odds_terms(model: BlendModel, experts: Experts, top: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the contributions to the log-odds of the classes ``top``, (n, 2), by name, (n,) each."""
-    pool, mixed = pool_log_probs(model.exponents, experts.pooled), model.mixed(experts)
+    pool, mixed = pool_log_probs(model.exponents, experts.pooled), model.log_mixture(experts)
     mean = logarithmic_mean(mixed, top)
     in_pool = model.exponents[:, None] * model.mixture[0] * logarithmic_mean(pool, top) / mean
     in_mixture = model.mixture[1:, None] * logarithmic_mean(experts.mixed, top) / mean

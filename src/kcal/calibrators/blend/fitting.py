@@ -83,7 +83,6 @@ def fit_blend(
         representation=representation,
         has_logits=samples.logits is not None,
         background=background,
-        log_scale=support.log_mean_scale,
         min_log_prob=lowest_unmasked(scores),
         centre=support.centre.cpu().double(),
         radius=support.radius,

@@ -30,7 +30,7 @@ from kcal.calibrators.logits import MASKED, required, to_log_probs
 from kcal.calibrators.refit import RidgeModel
 from kcal.embeddings.heads import CONVOLUTIONS
 from kcal.errors import InvalidInputError
-from kcal.kernels import ClassSums, SortedSupport
+from kcal.kernels import ClassSums
 from kcal.validation import MAX_MAGNITUDE, shown, to_numbers, unchecked_logits
 
 EXPERTS = ("network", "refit", "samples")
@@ -105,7 +105,6 @@ class BlendModel(KernelModel):
     mixture: torch.Tensor = buffer(4)  # λ, of the pool, network, refit and kernel estimate
     background: torch.Tensor = buffer()  # β
     pool_background: torch.Tensor = buffer()  # that of the pool
-    log_scale: torch.Tensor = buffer()  # makes numbers of samples of class sums
     min_log_prob: torch.Tensor = buffer()  # lowest log-probability of the network for a calibration sample
     centre: torch.Tensor = buffer("dimension")  # of the calibration points
     radius: torch.Tensor = buffer()  # of the ball around it that holds them: the refit does not extrapolate beyond
@@ -117,7 +116,7 @@ class BlendModel(KernelModel):
     ) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes), for the class frequencies of deployment."""
         experts = self.experts(sums, points, rows, logits)
-        log_probs = self.mixed(experts).masked_fill(experts.excluded, -torch.inf)
+        log_probs = self.log_mixture(experts).masked_fill(experts.excluded, -torch.inf)
         if self.prior is not None:
             log_probs = log_probs + (self.prior / self.frequencies).log().to(log_probs)
         return torch.log_softmax(log_probs, dim=1)
@@ -153,7 +152,7 @@ class BlendModel(KernelModel):
         lengths = lengths.clamp_min(torch.finfo(points.dtype).tiny)
         return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
 
-    def mixed(self, experts: Experts) -> torch.Tensor:
+    def log_mixture(self, experts: Experts) -> torch.Tensor:
         """Return the logarithm of the mixture, (n, n_classes)."""
         parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
         return torch.logsumexp(parts + self.mixture.log().to(parts)[:, None, None], dim=0)
@@ -168,12 +167,10 @@ class BlendModel(KernelModel):
         """Share of the pool and of each expert in the prediction, by name."""
         return dict(zip(("pool", *EXPERTS), self.mixture.tolist(), strict=True))
 
-    def with_support(self, support: SortedSupport, **values: Any) -> Self:
-        """Return the model with other points and other ``values``, without a reference of the evidence."""
-        compression = values.get("compression")
-        n_samples = len(support) if compression is None else compression.n_samples
-        log_scale = log(n_samples) - support.log_total_weight if n_samples else 0.0
-        return super().with_support(support, log_scale=torch.full_like(self.log_scale, log_scale), **values)
+    @property
+    def log_scale(self) -> float:
+        """Logarithm of the factor by which class sums become numbers of samples: weights then have mean 1."""
+        return log(max(self.n_samples, 1)) - self.support.log_total_weight
 
 
 def log_estimate(counts: torch.Tensor, network: torch.Tensor, background: float | torch.Tensor) -> torch.Tensor:
