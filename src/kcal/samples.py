@@ -209,8 +209,7 @@ def fold_codes(codes: Index, folds: int, groups: Index | None, seed: int) -> Ind
         raise InvalidInputError("folds", f"must be at most the number of {unit}, {available}", got=str(folds))
     if groups is not None:
         return _grouped_folds(codes, groups, folds, seed)
-    shuffled = np.random.default_rng([seed, 2]).permutation(len(codes))
-    return _spread(shuffled[np.argsort(codes[shuffled], kind="stable")], folds)
+    return stratified_folds(codes, folds, [seed, 2])
 
 
 def cross_folds(codes: Index, groups: Index | None, n_folds: int, seed: int) -> Index:
@@ -231,7 +230,7 @@ def random_folds(codes: Index, groups: Index | None, n_folds: int, seed: int) ->
     return _spread(np.random.default_rng(seed).permutation(len(codes)), min(n_folds, len(codes)))
 
 
-def stratified_folds(codes: Index, n_folds: int, seed: int) -> Index:
+def stratified_folds(codes: Index, n_folds: int, seed: int | list[int]) -> Index:
     """Return the fold of each row, (n,): random, each class spread evenly.
 
     Classes are visited in the order of their first shuffled row: their names and numbers play no part.
@@ -248,7 +247,7 @@ def _grouped_folds(codes: Index, groups: Index, folds: int, seed: int) -> Index:
     splitter = kind(n_splits=folds, shuffle=True, random_state=int(seed) % MAX_SKLEARN_SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a class with fewer samples than folds is fine here
-        for fold, (_, rows) in enumerate(splitter.split(codes, codes, code_groups(groups))):
+        for fold, (_, rows) in enumerate(splitter.split(codes, code_groups(codes), code_groups(groups))):
             result[rows] = fold
     return result
 

@@ -52,7 +52,7 @@ def test_probabilities_as_logits_when_told(problem: Any) -> None:
 def test_parts_of_a_stored_blend_that_do_not_fit_together_are_refused(problem: Any) -> None:
     blend = KCalBlend(head=(problem.logits[:3] @ np.ones((3, 6)), None)).fit(problem.embeddings, problem.labels)
     state = calibrator_state(blend)
-    parts = ("exponents", "mixture", "frequencies", "network.factors", "refit.bias", "head.weight", "points")
+    parts = ("exponents", "mixture", "frequencies", "network.factors", "refit.bias_at_centre", "head.weight", "points")
     for name in (f"model.{part}" for part in parts):
         tensor = state.tensors[name]
         for damaged in (tensor[..., :-1], tensor.half()):

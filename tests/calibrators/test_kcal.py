@@ -452,3 +452,13 @@ def test_an_update_whose_projection_is_not_finite_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="projection"):
         calibrator.partial_fit(-rows[:2], labels[:2])
     np.testing.assert_array_equal(calibrator.predict_proba(rows + 0.1), before)
+
+
+def test_names_of_the_classes_play_no_part_in_the_folds() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 3, 90)
+    rows = generator.normal(size=(90, 4)) + np.eye(4)[labels]
+    one, other = (
+        KCal(projection="identity", folds=5).fit(rows, names) for names in (labels, np.array([2, 0, 1])[labels])
+    )
+    assert one.bandwidth_ == pytest.approx(other.bandwidth_, rel=1e-9)

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import minimize
 from scipy.special import log_softmax, softmax
 
-from kcal import LastLayerRefit, TemperatureScaling
+from kcal import KCalBlend, LastLayerRefit, TemperatureScaling
 from two_input_problems import label_loss, random_weights, small_problem
 
 
@@ -117,3 +117,37 @@ def test_chance_frequencies_of_many_classes_are_not_learned(n_per_class: int) ->
         for log_probs in (fitted.predict_log_proba(new, logits=new_logits), log_softmax(new_logits, axis=1))
     ]
     assert losses[0] < losses[1] + 0.02
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", [0.0, 1 / 3, 5.1, 1e6])
+def test_equal_embeddings_say_nothing(value: float, dtype: Any) -> None:
+    _, logits, labels = small_problem(200, 0)
+    embeddings = np.full((200, 4), value, dtype=dtype)
+    fitted = LastLayerRefit().fit(embeddings, labels, logits=logits)
+    none = LastLayerRefit().fit(np.zeros((200, 4)), labels, logits=logits)
+    probs = fitted.predict_proba(embeddings + dtype(1e-6), logits=logits)
+    np.testing.assert_allclose(probs, none.predict_proba(np.zeros((200, 4)), logits=logits), atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e4])
+def test_an_offset_of_embeddings_costs_no_precision(offset: float) -> None:
+    embeddings, logits, labels = small_problem(200, 0)
+    single = (embeddings + offset).astype(np.float32)
+    fitted = LastLayerRefit(penalty=0.1).fit(single, labels, logits=logits)
+    exact = fitted.predict_proba(single.astype(np.float64), logits=logits)
+    np.testing.assert_allclose(fitted.predict_proba(single, logits=logits), exact, atol=2e-6)
+
+
+@pytest.mark.parametrize("with_groups", [False, True])
+@pytest.mark.parametrize("kind", [LastLayerRefit, KCalBlend])
+def test_the_order_of_the_classes_plays_no_part_in_the_folds(kind: Any, with_groups: bool) -> None:
+    embeddings, logits, labels = small_problem(90, 0)
+    groups = {"groups": np.random.default_rng(1).integers(0, 30, 90)} if with_groups else {}
+    order = np.array([2, 0, 1])
+    places = np.argsort(order)
+    new, new_logits, _ = small_problem(20, 2)
+    fitted = kind().fit(embeddings, labels, logits=logits, **groups)
+    other = kind().fit(embeddings, places[labels], logits=logits[:, order], **groups)
+    probs = other.predict_proba(new, logits=new_logits[:, order])
+    np.testing.assert_allclose(probs, fitted.predict_proba(new, logits=new_logits)[:, order], atol=1e-7)

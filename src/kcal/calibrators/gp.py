@@ -36,6 +36,8 @@ from kcal.progress import progress_bar
 from kcal.samples import Floats, Samples
 from kcal.validation import ALMOST_ZERO, check_integer, parameter
 
+GAIN = 1e-3
+"""Rise of the bound, in nats, below which a fit that was started again has ended."""
 MAX_BOUND_ITERATIONS = 1000
 ADVICE = "its bound still rose, and it may not be optimal."
 MAX_INDUCING_POINTS = 1000
@@ -262,8 +264,11 @@ def fit_posterior(
         loss, start = loss_of_parameters(evaluate, list(parameters.values()))
         bounds = [BOUNDS[name] for name, values in parameters.items() for _ in range(values.numel())]
         limits: dict[str, Any] = {"bounds": bounds, "max_iterations": MAX_BOUND_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
-        point = minimise(loss, start, name="the Gaussian process", advice=ADVICE, **limits)
-    vector_to_parameters(torch.from_numpy(point), parameters.values())
+        lowest, value = np.inf, loss(start)[0]
+        while value < lowest - GAIN:  # a line search that fails ends a fit too early
+            lowest, start = value, minimise(loss, start, name="the Gaussian process", advice=ADVICE, **limits)
+            value = loss(start)[0]
+    vector_to_parameters(torch.from_numpy(start), parameters.values())
     posterior = {name: value.detach().reshape(-1) for name, value in parameters.items()}
     needed = float(posterior["log_lengthscale"].exp()) / SPACINGS_PER_LENGTHSCALE
     if not grid.exact and needed < spacing:

@@ -48,6 +48,8 @@ COARSE, FINE = 1e-4, 1e-13
 """Relative tolerances of the loss, in the fits that are compared, and of the one that is kept."""
 MAX_AXES = 256
 """Principal axes of the embeddings in use, at most."""
+ROUNDING = 1e-12
+"""Spread of embeddings, in units of the length of their mean, up to which they are equal; more in single precision."""
 ROWS_AT_ONCE = 8_192
 """Embeddings that are in float64 at a time."""
 
@@ -57,8 +59,9 @@ class RidgeModel(CalibrationModel):
 
     factor: torch.Tensor = buffer()
     penalty: torch.Tensor = buffer()
+    centre: torch.Tensor = buffer("n_features")  # mean of the embeddings: products of centred ones lose no digits
     weights: torch.Tensor = buffer("n_features", "n_classes")
-    bias: torch.Tensor = buffer("n_classes")
+    bias_at_centre: torch.Tensor = buffer("n_classes")
 
     def forward(self, embeddings: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes)."""
@@ -66,8 +69,14 @@ class RidgeModel(CalibrationModel):
 
     def log_probs(self, embeddings: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities, (n, n_classes), of embeddings, (n, h), and the network's log-probabilities."""
-        change = embeddings @ self.weights.to(embeddings) + self.bias.to(embeddings)
+        centred = embeddings - self.centre.to(embeddings)
+        change = centred @ self.weights.to(embeddings) + self.bias_at_centre.to(embeddings)
         return torch.log_softmax(self.factor * log_probs + change, dim=1)
+
+    @property
+    def bias(self) -> torch.Tensor:
+        """The bias a, (n_classes,)."""
+        return self.bias_at_centre - self.centre @ self.weights
 
 
 class RefitModel(LogitModel):
@@ -147,7 +156,10 @@ class PrincipalAxes:
         for some, rows in zip(_split(shares), _split(embeddings), strict=True):
             centred = rows - mean
             covariance.addmm_(centred.T * some, centred)
-        scale = float(covariance.trace().sqrt()) or 1.0
+        length, scale = float(torch.linalg.vector_norm(mean)), float(covariance.trace().sqrt())
+        if scale <= max(10.0 * torch.finfo(embeddings.dtype).eps, ROUNDING) * length:
+            scale = 0.0  # equal embeddings, but for rounding
+        scale = scale or length or 1.0
         moments = torch.nn.functional.pad(covariance / scale**2, (0, 1, 0, 1))
         moments[-1, -1] = 1.0  # of the constant
         return cls(mean, scale, torch.linalg.eigh(moments).eigenvectors[:, -MAX_AXES:])
@@ -160,9 +172,8 @@ class PrincipalAxes:
     def model(self, point: Floats, temperature: float, penalty: float, n_classes: int) -> RidgeModel:
         """Return the model of c and V, flat in one array."""
         matrix = self.axes @ torch.from_numpy(point[1:]).view(-1, n_classes)
-        weights = matrix[:-1] / self.scale
-        bias, factor = matrix[-1] - self.mean @ weights, float(1 + point[0]) / temperature
-        return RidgeModel(factor=factor, penalty=penalty, weights=weights, bias=bias)
+        parts = {"centre": self.mean, "weights": matrix[:-1] / self.scale, "bias_at_centre": matrix[-1]}
+        return RidgeModel(factor=float(1 + point[0]) / temperature, penalty=penalty, **parts)
 
 
 def _split(rows: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -37,6 +37,8 @@ MAX_DOUBLE_PRODUCTS, SINGLE_TOLERANCE = 200_000_000, 1e-6
 """The same number, above which the refit is in single precision, and its tolerance then."""
 MIN_COUNT = 1e-3
 """Least median number of samples near a sample, by which the background of the pool is measured."""
+MIN_RADIUS = 1e-30
+"""Least radius of the ball of the points, positive in single precision too."""
 FREQUENCY_PRIOR = 2.0
 """Pseudo-samples by which the network's mean prediction enters the class frequencies."""
 
@@ -85,7 +87,7 @@ def fit_blend(
         background=background,
         min_log_prob=lowest_unmasked(scores),
         centre=support.centre.cpu().double(),
-        radius=support.radius,
+        radius=max(support.radius, MIN_RADIUS),
         frequencies=(totals + FREQUENCY_PRIOR * expected) / (totals.sum() + FREQUENCY_PRIOR),
         prior=prior,
         **combination,

@@ -118,7 +118,10 @@ class BlendModel(KernelModel):
         experts = self.experts(sums, points, rows, logits)
         log_probs = self.log_mixture(experts).masked_fill(experts.excluded, -torch.inf)
         if self.prior is not None:
-            log_probs = log_probs + (self.prior / self.frequencies).log().to(log_probs)
+            corrected = log_probs + self.log_odds_of_prior.to(log_probs)
+            # Where all mass is on classes that the prior excludes, the prior is the only information left.
+            is_left = corrected.amax(dim=1, keepdim=True) > -torch.inf
+            log_probs = torch.where(is_left, corrected, self.prior.log().to(log_probs))
         return torch.log_softmax(log_probs, dim=1)
 
     def attribute(
@@ -148,14 +151,21 @@ class BlendModel(KernelModel):
     def inside(self, points: torch.Tensor) -> torch.Tensor:
         """Return points, (n, d), moved towards the centre into the ball of the calibration points."""
         offsets = points - self.centre.to(points)
-        lengths: torch.Tensor = torch.linalg.vector_norm(offsets, dim=1, keepdim=True)
-        lengths = lengths.clamp_min(torch.finfo(points.dtype).tiny)
-        return self.centre.to(points) + offsets * (self.radius / lengths).clamp_max(1.0)
+        radius = self.radius.to(points)
+        lengths = torch.maximum(torch.linalg.vector_norm(offsets, dim=1, keepdim=True), radius)
+        return self.centre.to(points) + offsets * (radius / lengths)
 
     def log_mixture(self, experts: Experts) -> torch.Tensor:
         """Return the logarithm of the mixture, (n, n_classes)."""
         parts = torch.cat([pool_log_probs(self.exponents, experts.pooled)[None], experts.mixed])
         return torch.logsumexp(parts + self.mixture.log().to(parts)[:, None, None], dim=0)
+
+    @property
+    def log_odds_of_prior(self) -> torch.Tensor:
+        """Logarithm of prior over assumed frequency, (n_classes,); 0 for a class that is never seen nor predicted."""
+        assert self.prior is not None
+        seen = self.frequencies > 0
+        return torch.where(seen, self.prior / torch.where(seen, self.frequencies, 1.0), 1.0).log()
 
     @property
     def weights(self) -> dict[str, float]:
