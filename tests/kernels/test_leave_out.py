@@ -124,3 +124,14 @@ def test_samples_scatter_around_the_whole_loss_by_their_standard_error():
     # drawn without replacement from 2,000, so that they scatter by √0.9 of it
     assert 0.6 < np.std(deviations) < 1.3
     assert abs(np.mean(deviations)) < 0.6
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e3, 1e4])
+def test_kept_distances_resolve_those_within_clusters_that_are_far_apart(gap):
+    generator = np.random.default_rng(0)
+    rows = generator.normal(size=(400, 8)) + gap * generator.integers(0, 2, 400)[:, None] * np.eye(8)[0]
+    codes = torch.from_numpy(generator.integers(0, 3, 400))
+    support = sort_support(torch.from_numpy(rows).float(), codes, 3)
+    kept, again = LeaveOutLoss(support), LeaveOutLoss(support, memory_budget=0)
+    for bandwidth in (0.1, 0.3, 1.0):
+        assert kept(bandwidth) == pytest.approx(again(bandwidth), abs=2e-4)

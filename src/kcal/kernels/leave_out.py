@@ -161,27 +161,33 @@ class LeaveOutLoss(PredictedLoss):
 class KeptDistances:
     """Distances of queries, sorted by class, to all points of a support, for the shares of their classes.
 
-    They are relative to that of the nearest point, whose value is then 1 at every bandwidth.
+    They are relative to that of the nearest point, whose value is then 1 at every bandwidth. Products are in float64 if
+    those in float32 do not resolve the distance of a typical nearest point, as where one point is far from all others.
     """
 
     def __init__(
         self, support: SortedSupport, kernel: MotherKernel, queries: torch.Tensor, codes: torch.Tensor, rule: LeaveOut
     ) -> None:
         prepared = PreparedSupport(support, [SEARCH_DETAIL * sqrt(support.mean_square) or 1.0], kernel)
-        left = prepared.left
 
         def measure(block: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             placed = prepared.place(queries[block])
-            products = left @ placed.right()  # (n_support, n_query)
-            rule.select(block).hide(products, slice(0, len(left)))
+            products = prepared.left @ placed.right()  # (n_support, n_query)
+            rule.select(block).hide(products, slice(0, len(products)))
             largest = products.amax(dim=0).clamp_min_(torch.finfo(products.dtype).min)
             nearest = (largest + placed.half_squares).clamp_max_(0.0)
             return products.sub_(largest).to(queries.dtype), nearest, placed.half_squares
 
         step = max(KEPT_BLOCK // len(support), MIN_KEPT_QUERIES)
         blocks = slices(len(queries), step)
-        self.prepared, self.codes = prepared, [codes[block] for block in blocks]
-        self.blocks = map_blocks(measure, blocks, queries.device)
+        _ = prepared.left  # once, not by each thread
+        found = map_blocks(measure, blocks, queries.device)
+        distance = sqrt(-2.0 * float(torch.cat([nearest for _, nearest, _ in found]).median())) / prepared.unit
+        if prepared.dtype != torch.float64 and not prepared.resolves(distance):
+            prepared = prepared.exact
+            _ = prepared.left
+            found = map_blocks(measure, blocks, queries.device)
+        self.prepared, self.codes, self.blocks = prepared, [codes[block] for block in blocks], found
 
     def own_shares(self, wanted: PreparedSupport) -> torch.Tensor:
         """Return p_k(q; b) of the class k of each query at other bandwidths, (n_bandwidths, n_query)."""

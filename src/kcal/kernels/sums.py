@@ -229,10 +229,14 @@ class PreparedSupport:
     @cached_property
     def dtype(self) -> torch.dtype:
         """Precision of the products."""
-        error = torch.finfo(self.support.points.dtype).eps * (1.0 + QUERY_RADII) * self.radius**2
         length = min(self.clipped) * sqrt(self.support.dimension)
-        is_enough = self.kernel.log_linear and not self.in_float64 and error <= RESOLUTION * length**2
+        is_enough = self.kernel.log_linear and not self.in_float64 and self.resolves(length)
         return self.support.points.dtype if is_enough else torch.float64
+
+    def resolves(self, length: float) -> bool:
+        """Return whether products in the precision of the support resolve a length."""
+        error = torch.finfo(self.support.points.dtype).eps * (1.0 + QUERY_RADII) * self.radius**2
+        return error <= RESOLUTION * length**2
 
     @cached_property
     def radius(self) -> float:
