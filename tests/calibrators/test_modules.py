@@ -252,3 +252,13 @@ def test_a_pickle_holds_the_calibration_set_once(name: str) -> None:
     calibrator = deepcopy(fitted(name))
     points = calibrator.model_.points.numpy().tobytes()
     assert pickle.dumps(calibrator).count(points) == 1
+
+
+def test_a_blend_of_weighted_samples_is_exported() -> None:
+    data = problem()
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, len(data.labels))
+    blend = KCalBlend().fit(data.embeddings, data.labels, logits=data.logits, sample_weight=weights)
+    module = blend.as_module()
+    inputs = tuple(torch.from_numpy(part[:2] + 0.1) for part in (data.embeddings, data.logits))
+    program = torch.export.export(module, inputs, strict=False)
+    torch.testing.assert_close(program.module()(*inputs), module(*inputs))

@@ -67,14 +67,14 @@ def test_a_prior_that_is_none_is_refused(problem):
         lacking.with_prior(np.eye(9)[8])
 
 
-@pytest.mark.parametrize("prior", ["uniform", [0.2, 0.4, 0.4], [0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+@pytest.mark.parametrize("prior", ["uniform", [0.2, 0.4, 0.4], [0.0, 0.5, 0.5], [1, 0, 0]])
 def test_a_class_that_is_never_seen_nor_predicted_leaves_the_blend_finite(prior):
     generator = np.random.default_rng(0)
     labels, logits = 1 + np.arange(60) % 2, generator.normal(size=(60, 3))
     logits[:, 0] = -np.inf
     rows = generator.normal(size=(60, 4)) + labels[:, None]
     blend = KCalBlend().fit(rows, labels, logits=logits, classes=range(3))
-    if prior[0] == 1.0:
+    if prior[0] == 1:
         with pytest.raises(InvalidInputError, match="gives nothing"):
             blend.with_prior(prior)
         return
@@ -82,6 +82,9 @@ def test_a_class_that_is_never_seen_nor_predicted_leaves_the_blend_finite(prior)
     probs = blend.predict_proba(rows + 0.1, logits=logits)
     np.testing.assert_allclose(probs.sum(axis=1), 1.0)
     assert (probs[:, 0] == 0).all()
+    if prior[0] == 0:  # also where a query does not mask it
+        unmasked = blend.predict_proba(rows[:5] + 0.1, logits=np.nan_to_num(logits[:5], neginf=3.0))
+        assert (unmasked[:, 0] == 0).all()
     only_first = np.where(np.arange(3) == 0, 0.0, -np.inf) + np.zeros((2, 1))
     np.testing.assert_allclose(blend.predict_proba(rows[:2] + 0.1, logits=only_first).sum(axis=1), 1.0)
     assert np.isfinite(blend.explain(rows[:2] + 0.1, logits=logits[:2]).shares).all()

@@ -398,8 +398,8 @@ class KernelCalibrator(Calibrator):
                 model = self._fit.model
                 empty = model.with_support(model.support.empty())
                 no_samples = self._samples_of(self._fit).select(np.empty(0, dtype=np.int64))
-                prints = no_samples.fingerprints
-                self._fit = replace(self._fit, model=empty, samples=no_samples, fingerprints=prints, version=-1)
+                nothing = {"samples": no_samples, "fingerprints": no_samples.fingerprints}
+                self._fit = replace(self._fit, model=empty, version=-1, **nothing)
         self._warn_lost_classes(lost, table.classes)
         table.rows_of([] if is_known else names)
         return self

@@ -255,7 +255,7 @@ class KernelModel(CalibrationModel):
     def prepare(self) -> None:
         """Compute what predictions share, before they are traced."""
         with torch.inference_mode(False), torch.no_grad():  # whoever predicts next may need gradients
-            _ = self.prepared.prepare().support.log_total_weight
+            _ = self.prepared.prepare().support.log_total_weight, self.n_samples
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_prepared": None}

@@ -74,7 +74,7 @@ def log_odds_terms(model: BlendModel, experts: Experts, top: torch.Tensor) -> di
         samples += factors[2] * difference(share, top) / logarithmic_mean(log_probs, top)
     named = {NETWORK: network + estimate - samples, REFIT: refit, SAMPLES: samples}
     if model.prior is not None:
-        named["prior"] = difference(model.log_odds_of_prior.expand_as(mixed), top)
+        named["prior"] = difference(model.log_prior_ratio.expand_as(mixed), top)
     named["masked"] = torch.where(experts.excluded.gather(1, top)[:, 1], torch.inf, 0.0)
     return named
 

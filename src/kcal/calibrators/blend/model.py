@@ -118,7 +118,7 @@ class BlendModel(KernelModel):
         experts = self.experts(sums, points, rows, logits)
         log_probs = self.log_mixture(experts).masked_fill(experts.excluded, -torch.inf)
         if self.prior is not None:
-            corrected = log_probs + self.log_odds_of_prior.to(log_probs)
+            corrected = log_probs + self.log_prior_ratio.to(log_probs)
             # Where all mass is on classes that the prior excludes, the prior is the only information left.
             is_left = corrected.amax(dim=1, keepdim=True) > -torch.inf
             log_probs = torch.where(is_left, corrected, self.prior.log().to(log_probs))
@@ -161,11 +161,14 @@ class BlendModel(KernelModel):
         return torch.logsumexp(parts + self.mixture.log().to(parts)[:, None, None], dim=0)
 
     @property
-    def log_odds_of_prior(self) -> torch.Tensor:
-        """Logarithm of prior over assumed frequency, (n_classes,); 0 for a class that is never seen nor predicted."""
+    def log_prior_ratio(self) -> torch.Tensor:
+        """Logarithm of prior over assumed frequency, (n_classes,).
+
+        A class that is never seen nor predicted has no frequency: a prior of 0 excludes it, another changes nothing.
+        """
         assert self.prior is not None
-        seen = self.frequencies > 0
-        return torch.where(seen, self.prior / torch.where(seen, self.frequencies, 1.0), 1.0).log()
+        without_frequency = (self.prior > 0).to(self.prior)
+        return torch.where(self.frequencies > 0, self.prior / self.frequencies, without_frequency).log()
 
     @property
     def weights(self) -> dict[str, float]:
