@@ -249,19 +249,20 @@ class SampleTable:
     def samples(self, updates: Updates) -> Samples:
         """Return the samples that count, with their points as embeddings; raise if none has a positive weight."""
         self.prune(updates)
-        columns = {name: column[: self.n_rows].copy() for name, column in self.columns.items()}
+        weights = relative_weights(self.columns["log_weights"][: self.n_rows])
+        counted = np.flatnonzero(weights)
+        columns = {name: column[counted] for name, column in self.columns.items()}
         columns |= {name: torch.from_numpy(columns[name]) for name in ("embeddings", "logits") if name in columns}
         columns |= {name: to_array(columns[name].tolist(), name) for name in ("ids", "groups") if name in columns}
         names = columns.pop("groups", None)
-        samples = Samples(
+        return Samples(
             **columns,
             classes=self.classes,
-            weights=relative_weights(columns["log_weights"]),
+            weights=weights[counted],
             groups=None if names is None else code_groups(names),
             group_names=names,
-            indices=np.full(self.n_rows, -1),
+            indices=np.full(len(counted), -1),
         )
-        return samples.select(samples.counted)
 
     def rows_of(self, ids: Sequence[Any]) -> Index:
         """Return the rows of some ids; raise if one is unknown."""
