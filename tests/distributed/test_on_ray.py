@@ -64,7 +64,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kill_one(cluster: Any, name: str, ended: threading.Event, killed: list[int]) -> None:
     """Kill the first process of an actor or task, as soon as there is one, and note it."""
-    while not ended.wait(0.1):
+    while not ended.wait(0.01):
         for pid in worker_pids(cluster, name)[:1]:
             with suppress(ProcessLookupError):  # it ends by itself
                 os.kill(pid, signal.SIGKILL)
@@ -190,7 +190,7 @@ def test_a_benchmark_has_the_same_results_though_a_worker_dies(cluster, tmp_path
     rows, labels = samples(500, 7)
     part = ClassifierOutputs(embeddings=rows, logits=2.0 * rows[:, :N_CLASSES], labels=labels)
     task = Task("small", train=part, pool=part, classes=("a", "b", "c"), calibration_share=0.3)
-    plan = Plan(("ts", "vector"), n_splits=2, jobs=2)
+    plan = Plan(("ts", "vector"), n_splits=10, jobs=2)
     one = run([task], replace(plan, jobs=1), tmp_path / "one")
     killed: list[int] = []
     with beside(lambda ended: kill_one(cluster, "call_on_one_thread", ended, killed)):
